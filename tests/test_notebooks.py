@@ -1,0 +1,31 @@
+"Every notebook, run from top to bottom, is a test case; the worked ones run small, in order, in one lab"
+import os, subprocess, sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FOUND = [p for p in sorted((ROOT/'nbs').rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts]
+WORKED = [p for p in FOUND if p.parent.name == 'pipeline']
+NBDEV_TEST = Path(sys.executable).with_name('nbdev-test')
+
+
+def run(notebook, **env):
+    done = subprocess.run([NBDEV_TEST, notebook], cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert 'Success' in done.stdout, f'nothing was run: {done.stdout}{done.stderr}'
+
+
+def test_there_are_notebooks(): assert len(FOUND) > 20 and [p.stem[0] for p in WORKED] == list('1234567')
+
+
+@pytest.mark.parametrize('notebook', [p for p in FOUND if p not in WORKED], ids=lambda p: p.stem)
+def test_notebook(notebook, tmp_path): run(notebook, SYNTH_LAB_PATH=str(tmp_path/'lab'))
+
+
+@pytest.fixture(scope='session')
+def lab_path(tmp_path_factory): return tmp_path_factory.mktemp('pipeline')/'lab'
+
+
+@pytest.mark.parametrize('notebook', WORKED, ids=lambda p: p.stem)
+def test_worked(notebook, lab_path): run(notebook, SYNTH_LAB_PATH=str(lab_path), QUICK='1')

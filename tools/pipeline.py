@@ -1,0 +1,110 @@
+"""The worked notebooks of nbs/pipeline, run in order into out/.
+
+Each notebook runs in a process of its own, as it would in Jupyter. out/ then holds the lab (traces and checkpoints), the executed notebooks,
+their figures as PNG, and report.json. A run that was stopped goes on where it was; a finished one is put aside, never written over.
+QUICK=1 in the environment makes a small run.
+"""
+import base64, json, multiprocessing, os, re, resource, sys, time
+from datetime import datetime
+from pathlib import Path
+
+from execnb.shell import CaptureShell
+from fastcore.nbio import read_nb, write_nb
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+console = Console()
+
+
+def heading(cell):
+    "The heading that a markdown cell gives to the cells after it"
+    found = re.match(r'#+ (.+)', cell.source) if cell.cell_type == 'markdown' else None
+    return found[1] if found else None
+
+
+def run(source, dest, out):
+    "Run the notebook `source` with a live line, and write it with its outputs to `dest`; ends the process with 1 when a cell fails"
+    os.environ |= {'SYNTH_LAB_PATH': str(out/'lab'), 'OPENBLAS_NUM_THREADS': '1'}
+    os.chdir(source.parent)
+    nb, shell = read_nb(source), CaptureShell(source, mpl_format='png')
+    with console.status(source.stem) as line:
+        def show(cell):
+            if h := heading(cell): line.update(f'{source.stem} · {h}')
+        try: shell.run_all(nb, exc_stop=True, preproc=show)
+        except Exception: console.print(shell.prettytb(fname=source.name), markup=False, highlight=False)
+        write_nb(nb, dest)
+    os._exit(0 if shell.exc is None else 1)
+
+
+def figures(notebook, folder):
+    "Write every figure in `notebook` to `folder` as NAME-K.png; the number written"
+    pngs = [o.data['image/png'] for c in read_nb(notebook).cells for o in c.get('outputs', []) if 'image/png' in o.get('data', {})]
+    for k, png in enumerate(pngs, 1): (folder/f'{notebook.stem}-{k}.png').write_bytes(base64.b64decode(''.join(png)))
+    return len(pngs)
+
+
+def stage(source, out):
+    "Run one notebook to its end; its number of figures"
+    dest = out/'notebooks'/source.name
+    child = multiprocessing.get_context('spawn').Process(target=run, args=(source, dest, out))
+    child.start()
+    try: child.join()
+    except KeyboardInterrupt:
+        child.terminate()
+        child.join()
+        sys.exit(f'\nStopped in {source.stem}. What is done is kept in {out.name}/; the same command goes on from there.')
+    if child.exitcode: sys.exit(f'{source.stem} failed. What is done is kept in {out.name}/; once it is mended, the same command goes on from there.')
+    return figures(dest, out/'figures')
+
+
+def save(out, spent):
+    "Keep what the run has `spent` beside what it made"
+    (out/'spent.json').write_text(json.dumps(spent))
+    return spent
+
+
+def timed(source, out, spent):
+    "Run one notebook and add its wall and CPU seconds to those `spent`, on disk too, so that a run that was stopped still tells the whole cost"
+    cpu = lambda: (u := resource.getrusage(resource.RUSAGE_CHILDREN)).ru_utime + u.ru_stime
+    wall0, cpu0 = time.perf_counter(), cpu()
+    n = stage(source, out)
+    wall, used = time.perf_counter()-wall0, cpu()-cpu0
+    console.print(f'{source.stem:<14} {wall:6.1f} s, {used:6.1f} s CPU, {n} figures', highlight=False)
+    spent |= dict(wall_s=round(spent['wall_s']+wall, 1), cpu_s=round(spent['cpu_s']+used, 1))
+    save(out, spent)
+
+
+def begin(out, quick):
+    "Make `out` ready and tell what an earlier, unfinished run of the same size has spent; anything else that lies there is put aside"
+    try: spent = json.loads((out/'spent.json').read_text())
+    except FileNotFoundError: spent = None
+    goes_on = spent and spent['quick'] == quick and not (out/'report.json').exists()
+    if out.exists() and not goes_on:
+        aside = out.with_name(f'{out.name}-{datetime.now():%Y%m%d-%H%M%S}')
+        out.rename(aside)
+        console.print(f'What lay in {out.name}/ is kept in {aside.name}/', highlight=False)
+    for folder in ('notebooks', 'figures'): (out/folder).mkdir(parents=True, exist_ok=True)
+    return save(out, spent if goes_on else dict(quick=quick, wall_s=0, cpu_s=0))
+
+
+def table(stages):
+    "The stages of report.json as the table that the pipeline ends on"
+    t = Table('stage', 'model', 'n', 'mean achievements', '95 % interval', 'Crafter score')
+    for name, s in stages.items():
+        t.add_row(name, s['model'], str(s['n']), f"{s['mean_achievements']:.2f}", '{:.2f} to {:.2f}'.format(*s['ci95']), f"{s['crafter_score']:.1f}")
+    return t
+
+
+def main():
+    quick, out = os.environ.get('QUICK', '') not in ('', '0'), ROOT/'out'
+    notebooks = sorted((ROOT/'nbs/pipeline').glob('[0-9]_*.ipynb'))
+    if not notebooks: sys.exit('There are no notebooks in nbs/pipeline: is this the whole repository?')
+    spent = begin(out, quick)
+    for nb in notebooks: timed(nb, out, spent)
+    report = json.loads((out/'lab/report.json').read_text()) | {k: spent[k] for k in ('wall_s', 'cpu_s')}
+    (out/'report.json').write_text(json.dumps(report, indent=1))
+    console.print(table(report['stages']))
+
+
+if __name__ == '__main__': main()
