@@ -1,0 +1,155 @@
+"""What a lesson on metrics should not carry: oracles, corner cases, and the same numbers by SQL."""
+import numpy as np, pandas as pd, pytest
+from scipy import stats
+
+from synth_lab import metrics as m
+from synth_lab.world import ACHIEVEMENTS
+
+
+def rows(n, model='a', **kw):
+    "`n` finished episodes that unlocked wood"
+    base = dict(run_id='r', episode_id=[f'{model}{i}' for i in range(n)], model=model, seed=np.arange(n), difficulty='normal', rng='pure',
+        length=200, status='done', achievements=[['collect_wood']]*n, n_achievements=1, steps=200, calls=20, unusable=0,
+        input_tokens=100, output_tokens=10, cost_usd=0.)
+    return pd.DataFrame({**base, 'return': 1., **kw})
+
+
+def test_episodes_not_steps_are_averaged():
+    eps = rows(2, steps=[10, 2], n_achievements=[0, 1], achievements=[[], ['collect_wood']], **{'return': [0., 1.]})
+    s = m.summary(eps).loc['a']
+    assert (s.mean_return, s.mean_achievements, s.mean_steps) == (.5, .5, 6)
+    assert m.success_rates(eps).loc[('a', 'collect_wood'), 'rate'] == .5
+
+
+@pytest.mark.parametrize('status, column', [('error', 'errors'), ('timeout', 'errors'), ('cancelled', 'errors'), ('truncated', 'truncated'),
+    ('planned', 'unfinished'), ('running', 'unfinished')])
+def test_unfinished_episodes_change_no_mean_and_are_counted(status, column):
+    eps = rows(5, n_achievements=[1, 2, 3, 4, 5])
+    bad = rows(3, status=status, n_achievements=[0, 0, np.nan], achievements=[None, [], None], **{'return': np.nan})
+    before, after = (m.summary(e).loc['a'] for e in (eps, pd.concat([eps, bad])))
+    assert after[column] == 3 and after.planned == 8 and after.n == 5
+    means = [c for c in before.index if c not in (column, 'planned')]
+    pd.testing.assert_series_equal(before[means], after[means])
+
+
+def test_a_model_that_never_finished_has_a_row_of_counts():
+    s = m.summary(pd.concat([rows(2), rows(3, 'b', status='error', **{'return': np.nan})]))
+    assert s.loc['b', ['planned', 'n', 'errors']].tolist() == [3, 0, 3]
+    assert s.loc['b', ['mean_achievements', 'ci95_lo', 'crafter_score', 'score_hi', 'mean_return', 'unusable']].isna().all()
+    assert m.success_rates(rows(3, status='error')).rate.isna().all()
+
+
+def test_nullable_columns_as_duckdb_gives_them():
+    eps = rows(3, status=['done', 'done', 'error'], n_achievements=pd.array([4, 6, None], 'Int64'), achievements=[np.array(['collect_wood']), np.array([]), None],
+        **{'return': pd.array([3.9, 6.1, None], 'Float64')})
+    assert m.summary(eps).loc['a', ['n', 'mean_achievements', 'mean_return']].tolist() == [2, 5, 5]
+
+
+def test_one_cost_unknown_makes_the_sum_unknown_and_failures_are_paid_for():
+    assert m.summary(rows(3, cost_usd=[.1, .2, .4], status=['done', 'done', 'error'])).loc['a', 'cost_usd'] == pytest.approx(.7)
+    assert np.isnan(m.summary(rows(2, cost_usd=[.1, None])).loc['a', 'cost_usd'])
+    assert m.summary(rows(2, cost_usd=[.1, None], calls=[5, 0], status=['done', 'planned'])).loc['a', 'cost_usd'] == .1
+
+
+def test_t_interval_is_scipys():
+    v = np.random.default_rng(0).gamma(2, size=17)
+    lo, hi = stats.ttest_1samp(v, 0).confidence_interval(.9)
+    est = m.mean_ci(v, level=.9)
+    assert (est.lo, est.hi, est.n) == (pytest.approx(lo), pytest.approx(hi), 17)
+
+
+def test_bootstrap_is_scipys_and_repeats():
+    v = np.random.default_rng(0).gamma(2, size=40)
+    ours, theirs = m.mean_ci(v, method='bootstrap'), stats.bootstrap((v,), np.mean, method='percentile', rng=0).confidence_interval
+    assert np.allclose(ours.ci95, theirs, atol=.03)
+    assert ours == m.mean_ci(v, method='bootstrap')
+
+
+def test_copies_of_an_episode_add_no_confidence():
+    v = np.random.default_rng(0).normal(size=12)
+    once, eight = m.mean_ci(v), m.mean_ci(np.repeat(v, 8), np.repeat(np.arange(12), 8))
+    assert np.allclose(once.ci95, eight.ci95) and eight.n == 96
+    once, eight = (m.score_ci(e) for e in (rows(12, achievements=[list(ACHIEVEMENTS[:i]) for i in range(12)]),
+        pd.concat(8*[rows(12, achievements=[list(ACHIEVEMENTS[:i]) for i in range(12)])])))
+    assert np.allclose([once.value, *once.ci95], [eight.value, *eight.ci95])
+    a, b = m.success_rates(rows(12)), m.success_rates(pd.concat(8*[rows(12)]))
+    assert np.allclose(a.lo, b.lo) and (b.n == 96).all()
+
+
+@pytest.mark.parametrize('values', [[3.], []])
+def test_one_or_no_episode_has_no_interval(values):
+    for method in ('t', 'bootstrap'): assert np.isnan(m.mean_ci(values, method=method).ci95).all()
+    assert np.isnan(m.score_ci(rows(1)).ci95).all() and m.score_ci(rows(1)).value == pytest.approx(101**(1/22) - 1)
+
+
+def test_score_by_hand():
+    rates = dict.fromkeys(ACHIEVEMENTS, 0.) | dict(collect_wood=.9, place_table=.5, make_wood_pickaxe=.01)
+    assert m.crafter_score(list(rates.values())) == pytest.approx((91*51*2)**(1/22) - 1)
+    assert m.crafter_score(22*[.01]) == pytest.approx(1)  # one percent everywhere is a score of one
+
+
+@pytest.mark.parametrize('rates, says', [([.5]*21, 'all 22'), ([50.]*22, 'divide percentages'), ([np.nan]*22, '0 to 1'), ([-.1]*22, '0 to 1')])
+def test_a_score_of_something_else_is_refused(rates, says):
+    with pytest.raises(m.MetricsError, match=says): m.crafter_score(rates)
+
+
+def test_wilson_is_scipys():
+    for k,n in ((0, 10), (3, 30), (30, 30)):
+        ci = stats.binomtest(k, n).proportion_ci(method='wilson')
+        assert np.allclose(m.wilson(k/n, n), (ci.low, ci.high))
+
+
+def test_coverage_of_the_score_interval():
+    "The jackknife holds the true score in about 95 of 100 evaluations, and the reported score lies inside its own interval"
+    rng, rates = np.random.default_rng(0), np.linspace(.02, .9, 22)
+    held = inside = 0
+    for _ in range(300):
+        hits = rng.random((30, 22)) < rates
+        est = m.score_ci(rows(30, achievements=[[a for a,h in zip(ACHIEVEMENTS, r) if h] for r in hits]))
+        held += est.lo <= m.crafter_score(rates) <= est.hi
+        inside += est.lo <= est.value <= est.hi
+    assert .91 <= held/300 <= .98 and inside == 300
+
+
+def test_paired_uses_shared_seeds_and_averages_samples_first():
+    a = rows(5, seed=[0, 0, 1, 2, 9], n_achievements=[4, 8, 5, 7, 22])
+    b = rows(5, 'b', seed=[0, 1, 1, 2, 8], n_achievements=[3, 1, 3, 3, 0])
+    d = np.array([6-3, 5-2, 7-3])
+    got, want = m.paired(a, b), stats.ttest_1samp(d, 0)
+    assert (got.n, got.diff, got.only_a, got.only_b) == (3, pytest.approx(d.mean()), 1, 1)
+    assert got.p == pytest.approx(want.pvalue) and got.ci95 == pytest.approx(tuple(want.confidence_interval()))
+    back = m.paired(b, a)
+    assert (back.diff, back.p) == (pytest.approx(-got.diff), pytest.approx(got.p))
+
+
+def test_paired_leaves_failed_episodes_out():
+    b = rows(4, 'b', status=['done', 'done', 'done', 'error'], n_achievements=[0, 1, 0, np.nan])
+    assert (m.paired(rows(4), b).n, m.paired(rows(4), b).only_a) == (3, 1)
+
+
+def test_paired_at_the_edges():
+    same = m.paired(rows(6), rows(6, 'b'))
+    assert (same.diff, same.lo, same.hi, same.p) == (0, 0, 0, 1)
+    always = m.paired(rows(6, n_achievements=2), rows(6, 'b'))
+    assert (always.diff, always.p) == (1, 0)
+    one = m.paired(rows(1), rows(1, 'b'))
+    assert one.diff == 0 and np.isnan([one.lo, one.hi, one.p]).all()
+
+
+@pytest.mark.parametrize('change, says', [(dict(length=1000), 'length'), (dict(rng='crafter-64'), 'rng'), (dict(seed=[90, 91, 92]), 'no seed in common'),
+    (dict(status='error'), 'no seed in common'), (dict(model=['x', 'y', 'x']), 'several values of `model`')])
+def test_paired_refuses_what_is_not_comparable(change, says):
+    with pytest.raises(m.MetricsError, match=says): m.paired(rows(3), rows(3, 'b').assign(**change))
+
+
+def test_missing_columns_and_rows_are_named():
+    with pytest.raises(m.MetricsError, match='no column `modle`.*`model`'): m.summary(rows(2), by='modle')
+    with pytest.raises(m.MetricsError, match='no column `seed`'): m.success_rates(rows(2).drop(columns='seed'))
+    with pytest.raises(m.MetricsError, match='no episodes'): m.summary(rows(2).iloc[:0])
+    with pytest.raises(m.MetricsError, match='unknown status.*finished'): m.tally(rows(2, status='finished'))
+    with pytest.raises(m.MetricsError, match='did you mean `bootstrap`'): m.mean_ci([1, 2], method='bootstrp')
+
+
+def test_groups_by_several_columns():
+    s = m.summary(pd.concat([rows(2), rows(3, run_id='s')]), by=['model', 'run_id'])
+    assert s.n.to_dict() == {('a', 'r'): 2, ('a', 's'): 3}
