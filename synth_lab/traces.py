@@ -6,7 +6,7 @@
 __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 'Segment', 'RunWriter', 'Tables', 'Store',
            'provenance']
 
-# %% ../nbs/06_traces.ipynb #a932de63
+# %% ../nbs/06_traces.ipynb #4ba0a51e
 import fcntl, hashlib, json, os, platform, re, threading, time, warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +16,10 @@ from fastcore.basics import patch
 
 from .core import LabError, did_you_mean, digest, now
 
-# %% ../nbs/06_traces.ipynb #fe5d2f80
+# %% ../nbs/06_traces.ipynb #6458836a
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
 
-# %% ../nbs/06_traces.ipynb #1b3c21d2
+# %% ../nbs/06_traces.ipynb #eee3ccb0
 _STEP = 'STRUCT(step INTEGER, "action" VARCHAR, effect VARCHAR, reward DOUBLE, unlocked VARCHAR[], health INTEGER, terminated BOOLEAN, truncated BOOLEAN)'
 _WHO = dict(episode_id='VARCHAR', attempt='INTEGER')
 EVENTS = dict(
@@ -38,13 +38,13 @@ EVENTS = dict(
         'input_tokens':'BIGINT', 'output_tokens':'BIGINT', 'cost_usd':'DOUBLE', 'started_at':'TIMESTAMPTZ', 'ended_at':'TIMESTAMPTZ',
         'wall_s':'DOUBLE', 'error_type':'VARCHAR', 'error_message':'VARCHAR', 'final_hash':'VARCHAR'})
 
-# %% ../nbs/06_traces.ipynb #59980aa2
+# %% ../nbs/06_traces.ipynb #d5a8bc52
 def _line(event):
     "`event` as one line of JSON, whatever a server put into it"
     try: return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError: return json.dumps(event, ensure_ascii=False, default=str).encode('utf-8', 'replace') + b'\n'
 
-# %% ../nbs/06_traces.ipynb #47395111
+# %% ../nbs/06_traces.ipynb #90c13c2b
 class Segment:
     "One writer's append-only file; what `append` returned from survives this process"
     def __init__(self,
@@ -67,7 +67,7 @@ class Segment:
         if self.synced < size: os.fsync(self.fd)
         self.synced = size
 
-# %% ../nbs/06_traces.ipynb #d9d4b33e
+# %% ../nbs/06_traces.ipynb #06254006
 def _publish(path, obj):
     "Write `obj` to `path` as JSON so that nobody ever sees half of it"
     tmp = path.with_suffix(f'.{os.getpid()}.tmp')
@@ -84,7 +84,7 @@ def _sync_dir(path):
     try: os.fsync(fd)
     finally: os.close(fd)
 
-# %% ../nbs/06_traces.ipynb #b197f853
+# %% ../nbs/06_traces.ipynb #63892dec
 SEGMENT_BYTES = 16<<20  # a segment that reached this size is followed by another one
 
 class RunWriter:
@@ -119,7 +119,7 @@ def _hold(folder):
         raise StoreError(f'run `{folder.name}` is being written right now' + (f' by process {pids[-1]}' if pids else ''), 'wait for it, stop it, or take another run_id') from None
     return fd
 
-# %% ../nbs/06_traces.ipynb #e9405910
+# %% ../nbs/06_traces.ipynb #302c1c59
 @patch
 def _append(self:RunWriter, make):
     "Append the bytes that `make()` returns to a segment that is whole and not full"
@@ -145,7 +145,7 @@ def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
     if bad := fields.keys() - EVENTS[kind].keys(): raise StoreError(f'`{kind}` has no field `{min(bad)}`', did_you_mean(min(bad), EVENTS[kind]))
 
-# %% ../nbs/06_traces.ipynb #11410f34
+# %% ../nbs/06_traces.ipynb #ae9e0590
 @patch
 def call(self:RunWriter,
     prompt:list=(),     # the messages sent, in order
@@ -171,7 +171,7 @@ def _message(self:RunWriter, message, lines):
         lines.append(_line(dict(kind='message', msg_id=id, role='tools' if isinstance(message, list) else message.get('role'), body=body.decode())))
     return id
 
-# %% ../nbs/06_traces.ipynb #5485fcae
+# %% ../nbs/06_traces.ipynb #da7a30d5
 class Tables(dict):
     "Table → {column: meaning}"
     def _repr_markdown_(self):
@@ -197,7 +197,7 @@ SCHEMA = Tables(
         'started_at':'first step of this attempt', 'ended_at':'its end', 'wall_s':'seconds of play since it was last started'} | _ERR | {
         'final_hash':"hash of the world's state at the end"})
 
-# %% ../nbs/06_traces.ipynb #c84d2d3a
+# %% ../nbs/06_traces.ipynb #f3588fdd
 SCHEMA |= dict(
     calls=_ID | dict(turn='1, 2, …', call_id='unique', model='model id asked for', response_model='model id the server named', started_at='when it was sent',
         latency_ms='until the reply was read, waiting between tries included', attempts='tries', tries='each try: started_at, latency_ms, http_status, error', http_status='of the last try',
@@ -209,9 +209,9 @@ SCHEMA |= dict(
         unlocked='achievements newly unlocked', health='after the step', terminated='the player died', truncated='the length was reached'),
     messages=dict(msg_id='hash of `body`', role='`system, user, assistant, tool`; `tools` for tool schemas', body='the message, verbatim JSON'),
     rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`', name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
-    segments=dict(run_id='the run', segment='file', bytes='size when it was read', lines='events read', torn='lines dropped: torn or unreadable'))
+    segments=dict(run_id='the run', segment='file', lines='events read', torn='lines dropped: torn or unreadable'))
 
-# %% ../nbs/06_traces.ipynb #d28deefa
+# %% ../nbs/06_traces.ipynb #ed984f29
 _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms, coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status,
@@ -219,24 +219,28 @@ _VIEWS = dict(
         error_type, error_message, raw FROM events WHERE kind = 'call'""",
     steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
         FROM (SELECT run_id, episode_id, attempt, turn, call_id, unnest(steps) AS s FROM events WHERE kind = 'call')""",
-    starts="SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) AS resumed_at FROM events WHERE kind = 'episode' GROUP BY ALL",
+    starts="""SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) FILTER (kind = 'episode') AS resumed_at
+        FROM events WHERE kind IN ('episode', 'episode_end') GROUP BY ALL""",
+    newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM starts GROUP BY ALL",
     ends=f"""SELECT * FROM events WHERE kind = 'episode_end'
         QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
     under_way=f"""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
         flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
         FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt) WHERE kind = 'call' GROUP BY ALL""",
     episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, p.seed, p.sample, r.split, r.difficulty, r.rng, r.length,
-        CASE WHEN e.status IN {_FINAL} OR e.ended_at >= s.resumed_at THEN e.status WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END AS status, e.ended_by,
+        CASE WHEN e.status IN {_FINAL} OR e.ended_at >= coalesce(s.resumed_at, e.ended_at) THEN e.status WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END AS status, e.ended_by,
         coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps, CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return",
         CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements, coalesce(e.achievements, u.achievements, []) AS achievements, e.unlock_steps,
         coalesce(e.calls, u.calls, 0) AS calls, e.unusable, e.verdicts, e.input_tokens, e.output_tokens, e.cost_usd, s.started_at, e.ended_at, e.wall_s, e.error_type, e.error_message, e.final_hash
         FROM planned p JOIN run_files r USING (run_id) LEFT JOIN starts s USING (run_id, episode_id)
-        LEFT JOIN ends e ON (e.run_id, e.episode_id, e.attempt) = (p.run_id, p.episode_id, s.attempt) LEFT JOIN under_way u ON (u.run_id, u.episode_id, u.attempt) = (p.run_id, p.episode_id, s.attempt)""")
+        LEFT JOIN ends e USING (run_id, episode_id, attempt) LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
 
-# %% ../nbs/06_traces.ipynb #f381b2c5
-_newest = lambda t: f"FROM {t} QUALIFY attempt = max(attempt) OVER (PARTITION BY run_id, episode_id)"
+# %% ../nbs/06_traces.ipynb #4b3b44b7
+_newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
 _VIEWS |= dict(
-    episodes=_newest('episodes_all'), calls=_newest('calls_all'), steps=_newest('steps_all'),
+    episodes="FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt",
+    calls=_newest('calls_all'), steps=_newest('steps_all'),
+    segments="SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events GROUP BY ALL",
     messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM events WHERE kind = 'message' GROUP BY msg_id",
     rewards="""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source FROM events WHERE kind = 'reward'
         UNION ALL SELECT run_id, episode_id, attempt, 'step', step, turn, 'reward', reward, 'env' FROM steps
@@ -249,7 +253,7 @@ _VIEWS |= dict(
         any_value(config) AS config, any_value(config_id) AS config_id, any_value(provenance) AS provenance, any_value(schema_version) AS schema_version
         FROM run_files r LEFT JOIN episodes e USING (run_id) GROUP BY run_id ORDER BY created_at, run_id""")
 
-# %% ../nbs/06_traces.ipynb #12e928e4
+# %% ../nbs/06_traces.ipynb #739cd00b
 SCHEMA_VERSION = 1
 _LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs'}
 _RUN = '{"run_id":"VARCHAR","created_at":"TIMESTAMPTZ","schema":"INTEGER","config":"JSON","provenance":"JSON","planned":[{"episode_id":"VARCHAR","seed":"BIGINT","sample":"INTEGER"}]}'
@@ -276,7 +280,7 @@ class Store:
 
     def __repr__(self): return '<Store of {} runs, {} episodes, {} calls>'.format(*self.rows('SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM episodes), (SELECT count(*) FROM calls)')[0].values())
 
-# %% ../nbs/06_traces.ipynb #de8f2069
+# %% ../nbs/06_traces.ipynb #634d4122
 _COLUMNS = {'kind':'VARCHAR'} | {f:t for fields in EVENTS.values() for f,t in fields.items()}
 
 def _open_db():
@@ -284,13 +288,12 @@ def _open_db():
     db = duckdb.connect(config=dict(autoinstall_known_extensions='false', autoload_known_extensions='false'))
     db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
     db.execute('CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {})'.format(', '.join(f'"{c}" {t}' for c,t in _COLUMNS.items())))
-    db.execute('CREATE TABLE segments (run_id VARCHAR, segment VARCHAR, bytes BIGINT, lines BIGINT, torn BIGINT)')
     db.execute('CREATE TABLE planned (run_id VARCHAR, episode_id VARCHAR, seed BIGINT, sample INTEGER)')
     db.execute('CREATE TABLE run_files (run_id VARCHAR, created_at TIMESTAMPTZ, schema_version INTEGER, model VARCHAR, endpoint VARCHAR, split VARCHAR, difficulty VARCHAR, rng VARCHAR, length INTEGER, config JSON, config_id VARCHAR, provenance JSON)')
     for name,q in _VIEWS.items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
 
-# %% ../nbs/06_traces.ipynb #20619f54
+# %% ../nbs/06_traces.ipynb #20377cb8
 @patch
 def refresh(self:Store)->Store: # itself
     "Read what was written since the last time"
@@ -313,20 +316,17 @@ def _load(self:Store, runs, sizes):
             db.execute('BEGIN')
             for t in ('run_files', 'planned'): db.execute(f'DELETE FROM {t} WHERE list_contains(?, run_id)', [list(self._runs - runs)])
             for run in sorted(runs - self._runs): _load_run(db, self.path/'runs'/run/'run.json')
-            for t in ('events', 'segments'): db.execute(f'DELETE FROM {t} WHERE list_contains(?, segment)', [old])
-            if new: _load_segments(db, new, sizes)
+            db.execute('DELETE FROM events WHERE list_contains(?, segment)', [old])
+            if new: _load_segments(db, new)
             db.execute('COMMIT')
     self._runs,self._sizes = runs,sizes
 
-# %% ../nbs/06_traces.ipynb #b2a57579
-def _load_segments(db, files, sizes):
-    "Load the segments `files`, and note what could not be read of each"
+# %% ../nbs/06_traces.ipynb #c3e6fe79
+def _load_segments(db, files):
+    "Load the segments `files`"
     columns = ', '.join(f'"{c}": \'{t}\'' for c,t in _COLUMNS.items())
-    db.execute(f"CREATE OR REPLACE TEMP TABLE fresh AS FROM read_json($files, columns = {{{columns}}}, format = 'newline_delimited', ignore_errors = true, filename = 'segment')", dict(files=files))
-    db.execute("INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, * FROM fresh WHERE kind IS NOT NULL")
-    db.execute("""INSERT INTO segments SELECT split_part(f, '/', -3), f, n, count(kind), count(segment) - count(kind)
-        FROM (SELECT unnest($files) AS f, unnest($sizes) AS n) LEFT JOIN fresh ON segment = f GROUP BY ALL""", dict(files=files, sizes=[sizes[f] for f in files]))
-    db.execute('DROP TABLE fresh')
+    db.execute(f"""INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, *
+        FROM read_json($files, columns = {{{columns}}}, format = 'newline_delimited', ignore_errors = true, filename = 'segment')""", dict(files=files))
 
 def _load_run(db, path):
     "Load one `run.json`"
@@ -338,7 +338,7 @@ def _load_run(db, path):
         FROM (SELECT from_json(?::JSON, ?) AS r)""", [digest(orjson.loads(text)['config']), text, _RUN])
     db.execute('INSERT INTO planned SELECT r.run_id, unnest(r.planned, recursive := true) FROM (SELECT from_json(?::JSON, ?) AS r)', [text, _RUN])
 
-# %% ../nbs/06_traces.ipynb #d2c950bd
+# %% ../nbs/06_traces.ipynb #0b8bf93b
 @patch
 def _ask(self:Store, q, params, get):
     "`get` applied to the result of `q`, after a refresh"
@@ -363,7 +363,7 @@ def rows(self:Store,
     "The answer as plain Python values, for code that goes on with it"
     return self._ask(q, params, lambda r: [dict(zip([d[0] for d in r.description], row)) for row in r.fetchall()])
 
-# %% ../nbs/06_traces.ipynb #ae07e7ec
+# %% ../nbs/06_traces.ipynb #1263f3de
 @patch
 def run(self:Store,
     run_id:str,          # names the run and its folder
@@ -395,3 +395,15 @@ def _check_same(old, new):
     diff = [k for k in a|b if a.get(k) != b.get(k)]
     told = '; '.join(f'{k} was {str(a.get(k))[:60]}, is {str(b.get(k))[:60]}' for k in diff)
     if diff: raise StoreError(f'run `{old["run_id"]}` was begun with another configuration: {told}', 'ask for the same again, or take another run_id')
+
+# %% ../nbs/06_traces.ipynb #71ccd31a
+@patch
+def unfinished(self:Store,
+    run_id:str # a run of this lab
+)->list: # dicts of episode_id, attempt, started_at, calls
+    "What is recorded of the episodes that began and did not finish"
+    return self.rows(f"""SELECT e.episode_id, e.attempt, any_value(e.started_at) AS started_at,
+        coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps, input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
+            ORDER BY c.turn, c.started_at) FILTER (c.kind IS NOT NULL), []) AS calls
+        FROM episodes e LEFT JOIN (FROM events WHERE kind = 'call') c USING (run_id, episode_id, attempt)
+        WHERE run_id = ? AND e.status NOT IN {_FINAL} AND e.status <> 'planned' GROUP BY ALL ORDER BY e.episode_id""", run_id)
