@@ -274,8 +274,8 @@ def test_a_question_that_fails_leaves_the_next_one_working(store):
 WRITER = '''
 import time
 store = Store(sys.argv[1])
-with store.run('r', CONFIG, plan(5000), resume=True) as w:
-    for i in range(int(sys.argv[2]), 5000):
+with store.run('r', CONFIG, plan(50000), resume=True) as w:
+    for i in range(int(sys.argv[2]), 50000):
         who = begin(w, i, int(sys.argv[3]))
         for turn in range(1, 6): call(w, who, turn)
         end(w, who); w.sync(); print(i, flush=True)
@@ -290,7 +290,7 @@ def test_a_reader_is_never_locked_out_and_never_sees_half_an_episode(store):
             bad = store.rows("SELECT e.episode_id FROM episodes e LEFT JOIN calls c USING (episode_id) WHERE e.status = 'done' GROUP BY ALL HAVING count(c.call_id) <> 5")
             seen.append(len(store.rows("SELECT 1 FROM episodes WHERE status = 'done'")))
             assert bad == []
-        with pytest.raises(StoreError, match=f'being written right now by process {p.pid}'): store.run('r', CONFIG, plan(5000), resume=True)
+        with pytest.raises(StoreError, match=f'being written right now by process {p.pid}'): store.run('r', CONFIG, plan(50000), resume=True)
     finally:
         p.kill()
         p.communicate()
