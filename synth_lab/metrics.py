@@ -142,7 +142,8 @@ def crafter_score(
 )->float: # percent, 0 to 100
     "Geometric mean of the success rates in percent with an offset of 1: exp(mean(ln(1 + 100·rate))) − 1"
     r = np.asarray(rates, float)
-    if r.shape != (22,): raise MetricsError(f'the score needs the rates of all 22 achievements, found {r.shape}', 'take them from `success_rates(…)`, one group at a time')
+    if r.shape != (22,): raise MetricsError(f'the score needs the rates of all 22 achievements, found {r.shape}',
+        'take them from `success_rates(…)`, one group at a time')
     if not ((0 <= r) & (r <= 1)).all(): raise MetricsError(f'rates run from 0 to 1, found {r.min():g} to {r.max():g}', 'divide percentages by 100')
     return float(np.expm1(np.log1p(100*r).mean()))
 
@@ -183,8 +184,10 @@ def summary(
 )->pd.DataFrame: # one row a group: counts, then means over the `n` episodes that count, with 95 % intervals
     "How good each group of episodes is, how sure that is, and what was left out"
     by = [by] if isinstance(by, str) else list(by)
-    _need(episodes, [*by, 'status', 'seed', 'achievements', 'n_achievements', 'return', 'steps', 'calls', 'unusable', 'input_tokens', 'output_tokens', 'cost_usd'])
-    return pd.DataFrame([dict(zip(by, k), **_row(g)) for k,g in episodes.groupby(by, sort=False, dropna=False)]).set_index(by if len(by) > 1 else by[0])
+    _need(episodes, [*by, 'status', 'seed', 'achievements', 'n_achievements', 'return', 'steps', 'calls', 'unusable',
+        'input_tokens', 'output_tokens', 'cost_usd'])
+    rows = [dict(zip(by, k), **_row(g)) for k,g in episodes.groupby(by, sort=False, dropna=False)]
+    return pd.DataFrame(rows).set_index(by if len(by) > 1 else by[0])
 
 # %% ../nbs/08_metrics.ipynb #d520b4b5
 @dataclass(frozen=True)
@@ -213,14 +216,16 @@ class Paired:
 def _one(episodes, column):
     "The only value of `column`"
     found = list(_need(episodes, [column])[column].unique())
-    if len(found) > 1: raise MetricsError(f'one side of a comparison has several values of `{column}`: {found}', f'pick one, as in `episodes[episodes.{column} == {found[0]!r}]`')
+    if len(found) > 1: raise MetricsError(f'one side of a comparison has several values of `{column}`: {found}',
+        f'pick one, as in `episodes[episodes.{column} == {found[0]!r}]`')
     return found[0]
 
 def _same_game(a, b):
     "Refuse to pair episodes of different games"
     for c in ('difficulty', 'length', 'rng'):
         x, y = _one(a, c), _one(b, c)
-        if x != y: raise MetricsError(f'the same seed is another game on the other side: `{c}` is {x!r} and {y!r}', f'roll out both with the same `{c}`')
+        if x != y: raise MetricsError(f'the same seed is another game on the other side: `{c}` is {x!r} and {y!r}',
+            f'roll out both with the same `{c}`')
 
 def _t_test(diffs):
     "Two-sided p value of the mean difference being 0"
@@ -241,4 +246,5 @@ def paired(
     diffs = (x - y).dropna().to_numpy()
     if not len(diffs): raise MetricsError(f'{names[0]} and {names[1]} finished no seed in common', 'roll out both with the same `seeds=`')
     est = mean_ci(diffs)
-    return Paired(*names, value, len(diffs), est.value, est.lo, est.hi, _t_test(diffs), len(x.index.difference(y.index)), len(y.index.difference(x.index)))
+    only_a, only_b = len(x.index.difference(y.index)), len(y.index.difference(x.index))
+    return Paired(*names, value, len(diffs), est.value, est.lo, est.hi, _t_test(diffs), only_a, only_b)

@@ -153,3 +153,32 @@ def test_missing_columns_and_rows_are_named():
 def test_groups_by_several_columns():
     s = m.summary(pd.concat([rows(2), rows(3, run_id='s')]), by=['model', 'run_id'])
     assert s.n.to_dict() == {('a', 'r'): 2, ('a', 's'): 3}
+
+
+def test_one_sql_over_the_store_gives_the_same_numbers(tmp_path):
+    from synth_lab.traces import Store
+    store, rng = Store(tmp_path/'lab'), np.random.default_rng(0)
+    for model,skill in (('good', .6), ('bad', .2)):
+        ids = [dict(episode_id=f'{model}:{s}:{k}', seed=s, sample=k) for s in range(8) for k in range(2)]
+        config = dict(model=model, endpoint='local', split='eval', difficulty='normal', rng='pure', length=200)
+        with store.run(f'run-{model}', config, ids) as w:
+            for i,e in enumerate(ids[:-1]):  # the last one stays planned
+                names = [a for a in ACHIEVEMENTS if rng.random() < skill]
+                status = ['done', 'error', 'truncated'][(i == 3) + 2*(i == 5)]
+                w.write('episode', episode_id=e['episode_id'], attempt=1, started_at='2026-01-31T12:00:00.000Z')
+                w.write('episode_end', episode_id=e['episode_id'], attempt=1, status=status, achievements=names, calls=20, unusable=i % 3, steps_played=10+i,
+                    input_tokens=1000+i, output_tokens=10, cost_usd=.001*i, ended_at='2026-01-31T12:01:00.000Z', **{'return': len(names) - .1*i})
+    eps = store.sql('SELECT * FROM episodes')
+    totals = store.sql("""SELECT model, count(*) AS planned, count(*) FILTER (status = 'done') AS n, count(*) FILTER (status = 'truncated') AS truncated,
+            count(*) FILTER (status = 'error') AS errors, count(*) FILTER (status = 'planned') AS unfinished,
+            avg(n_achievements) FILTER (status = 'done') AS mean_achievements, avg("return") FILTER (status = 'done') AS mean_return, avg(steps) FILTER (status = 'done') AS mean_steps,
+            avg(input_tokens + output_tokens) FILTER (status = 'done') AS mean_tokens, sum(unusable) FILTER (status = 'done') / sum(calls) FILTER (status = 'done') AS unusable,
+            sum(cost_usd) AS cost_usd FROM episodes GROUP BY model""").set_index('model')
+    ours = m.summary(eps).loc[totals.index]
+    assert ours[['planned', 'n', 'truncated', 'errors', 'unfinished']].to_numpy().tolist() == [[16, 13, 1, 1, 1]]*2
+    pd.testing.assert_frame_equal(ours[totals.columns], totals, check_dtype=False)
+    rates = store.sql("""SELECT model, a AS achievement, avg(list_contains(achievements, a)::INT) AS rate
+        FROM episodes, (SELECT unnest(?) AS a) WHERE status = 'done' GROUP BY ALL""", list(ACHIEVEMENTS)).set_index(['model', 'achievement']).rate
+    assert np.allclose(m.success_rates(eps).rate, rates.loc[m.success_rates(eps).index])
+    score = np.expm1(np.log1p(100*rates).groupby('model').mean())
+    assert np.allclose(ours.crafter_score, score.loc[ours.index])
