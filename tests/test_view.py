@@ -1,0 +1,103 @@
+"What the lesson of the view should not carry: any observation, any text, every effect"
+import numpy as np, pytest
+from hypothesis import given, settings, strategies as st
+
+from synth_lab.view import CENTRE, Observation, ObservationError, canonical, effect, format, look, missing, nearest, parse
+from synth_lab.world import ACHIEVEMENTS, ACTIONS, ITEMS, KINDS, World
+
+settings.register_profile('repeatable', derandomize=True, deadline=None, database=None)
+settings.load_profile('repeatable')
+
+vital = st.integers(0, 9)
+words = st.text(st.characters(codec='utf-8', exclude_characters=';\n', exclude_categories=('Cs',)), max_size=30)
+observations = st.builds(Observation, step=st.integers(0, 10_000), limit=st.integers(1, 10_000), health=vital, food=vital, drink=vital, energy=vital,
+    inventory=st.dictionaries(st.sampled_from(ITEMS), st.integers(1, 9)).map(lambda d: tuple((o,d[o]) for o in ITEMS if o in d)),
+    facing=st.sampled_from(['left','right','up','down']), grid=st.lists(st.integers(0, len(KINDS)-1), min_size=63, max_size=63).map(bytes),
+    daylight=st.integers(0, 100).map(lambda o: o/100), sleeping=st.booleans(),
+    achievements=st.lists(st.sampled_from(ACHIEVEMENTS), unique=True).map(tuple),
+    last=st.lists(st.tuples(st.sampled_from(ACTIONS), words), max_size=8).map(tuple))
+
+@given(observations)
+def test_the_text_of_any_observation_reads_back_equal(obs): assert parse(format(obs)) == obs
+
+@given(observations, observations, st.text(), st.text())
+def test_the_last_observation_of_a_longer_text_counts(first, second, before, after):
+    assert parse(f'{before}\n{format(first)}\n{format(second)}\n{after}') == second
+
+@given(observations, st.data())
+def test_a_damaged_text_is_read_or_refused_but_never_crashes(obs, data):
+    text = format(obs)
+    i,j = sorted((data.draw(st.integers(0, len(text))), data.draw(st.integers(0, len(text)))))
+    try: assert isinstance(parse(text[:i] + data.draw(st.text(max_size=3)) + text[j:]), Observation)
+    except ObservationError: pass
+
+@given(observations)
+def test_nearest_names_a_cell_of_that_kind_and_none_is_nearer(obs):
+    found = dict(nearest(obs.grid))
+    assert set(found) == {KINDS[o] for i,o in enumerate(obs.grid) if o and i != CENTRE}
+    step = dict(left=(-1,0), right=(1,0), up=(0,-1), down=(0,1))
+    for kind,way in found.items():
+        n,ways = [int(o) for o in way.split()[::2]], way.split()[1::2]
+        dx,dy = (sum(k*step[o][axis] for k,o in zip(n, ways)) for axis in (0,1))
+        assert obs.rows[3+dy][4+dx] == kind
+        assert sum(n) == min(abs(x-4)+abs(y-3) for y,row in enumerate(obs.rows) for x,o in enumerate(row) if o == kind and (x,y) != (4,3))
+
+@pytest.mark.parametrize('change', [('wood 2', 'gold 2'), ('unlocked 1 of 22: wake_up', 'unlocked 1 of 22: fly'), ('stand on grass', 'stand on clouds'),
+    ('health 9', 'health 99'), ('noop -> slept', 'dance -> slept'), ('noop -> slept', 'noop -> slept; noop'), ('. . @', '. @')])
+def test_what_crafter_does_not_have_is_refused(change):
+    obs = Observation(1, 200, 9, 9, 9, 9, (('wood',2),), 'up', bytes([2]*63), .8, False, ('wake_up',), (('noop','slept'),))
+    text = format(obs)
+    assert change[0] in text
+    with pytest.raises(ObservationError): parse(text.replace(*change))
+
+def test_the_view_at_the_edge_is_void_and_reads_back():
+    for pos in ((0,0), (63,63), (2,30), (61,61)):
+        world = World(seed=1)
+        if tuple(world.player.pos) != pos and world.grid[pos][1] is None: world.grid.move(world.player, pos)
+        obs = look(world, 200)
+        assert 'void' in obs.rows[0] + obs.rows[-1] and 'x void' in format(obs)
+        assert parse(format(obs)) == obs
+
+def _supplied(world, random):
+    "Hand out items and put useful things around the player"
+    for o in ITEMS: world.player.inventory[o] = int(random.choice([0,1,2,4]))
+    world.player.inventory['energy'] = int(random.choice([3,8,9]))
+    for _ in range(3):
+        pos = tuple(world.player.pos + random.randint(-1, 2, 2))
+        if world.grid[pos][1] is None: world.grid[pos] = str(random.choice(['table','furnace','tree','stone','water','sand','path','iron','grass']))
+
+@pytest.mark.parametrize('seed', range(3))
+def test_effects_tell_the_truth(seed):
+    world,random = World(seed=seed),np.random.RandomState(seed)
+    seen = set()
+    for i in range(600):
+        if i % 5 == 0: _supplied(world, random)
+        world.player.health = 9
+        before,pos = look(world, 10_000),tuple(world.player.pos)
+        action = ACTIONS[random.randint(len(ACTIONS))]
+        world.step(ACTIONS.index(action))
+        after = look(world, 10_000)
+        said = effect(before, action, after)
+        assert ('moved' in said) == (tuple(world.player.pos) != pos), (i, action, said)
+        assert ('turned' in said) == (before.facing != after.facing and tuple(world.player.pos) == pos), (i, action, said)
+        assert parse(format(look(world, 10_000, ((action,said),)))).last == ((action,said),)
+        if action.startswith(('make_','place_')) and not before.sleeping:
+            assert ('needs' in said) == (dict(before.inventory) == dict(after.inventory)), (i, action, said)
+            assert ('needs' in said) == bool(missing(before, action))
+        for name in after.achievements[len(before.achievements):]: assert f'unlocked {name}' in said
+        seen.add(said.split(',')[0].split()[0])
+        if world.done: world.reset()
+    assert {'moved','turned','blocked','placed','nothing','asleep','woke'} <= seen
+
+def test_dying_is_told():
+    world = World(seed=1)
+    world.grid[world.player.pos + (1,0)] = 'lava'
+    before = look(world, 200)
+    world.step(ACTIONS.index('move_right'))
+    assert effect(before, 'move_right', look(world, 200)) == 'moved into lava, health -9, died'
+
+def test_actions_have_their_own_name_and_no_alias_hides_one():
+    from synth_lab.view import ALIASES
+    assert all(canonical(o) == o for o in ACTIONS)
+    assert not set(ALIASES) & set(ACTIONS) and set(ALIASES.values()) <= set(ACTIONS)
+    assert [canonical(o) for o in (None, 5, '', 'jump', 'MOVE LEFT', 'move-left', ' do ')] == [None]*4 + ['move_left','move_left','do']
