@@ -2,7 +2,7 @@
 import copy, json, os
 
 import numpy as np, pytest
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from synth_lab import filters as f
 from synth_lab.filters import Filter, FilterError, row_problems, validate
@@ -277,6 +277,7 @@ json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats
     lambda v: st.lists(v, max_size=3) | st.dictionaries(st.sampled_from(['role', 'content', 'messages', 'tools', 'tool_calls', 'weight', 'type', 'function', 'id']), v, max_size=4), max_leaves=12)
 
 
+@settings(derandomize=True, deadline=None)
 @given(json_values, json_values)
 def test_the_validator_never_fails_itself(a, b):
     for row in (a, dict(messages=a), dict(messages=[USER, a, b]), said(USER, ANSWER | dict(content=a), dict(role='assistant', tool_calls=b))):
