@@ -129,8 +129,9 @@ view, .* stand on (\w+):
 nearest: .*
 unlocked \d+ of \d+: (none|{_WORDS})
 last actions: (none|\w+ -> .*)''')
-_KIND_OF = {ord(g):CODE[o] for o,g in GLYPHS.items()}
-_FROM_GLYPH = bytes(_KIND_OF.get(i, 255) for i in range(256))
+_PLAYER, _ALIEN = 254, 255
+_KIND_OF = {ord('@'):_PLAYER, **{ord(g):CODE[o] for o,g in GLYPHS.items()}}
+_FROM_GLYPH = bytes(_KIND_OF.get(i, _ALIEN) for i in range(256))
 
 def _known(names, choices, what):
     "Refuse names that the game does not have"
@@ -142,8 +143,9 @@ def _read_map(rows, ground):
     cells = bytearray(rows.replace(' ', '').replace('\n', '').encode('latin1', 'replace').translate(_FROM_GLYPH))
     if len(cells) != WIDTH*HEIGHT: raise ObservationError(f'the view has {len(cells)} cells instead of {WIDTH*HEIGHT}:\n{rows}')
     _known([ground], CODE, 'ground')
+    if cells[CENTRE] != _PLAYER: raise ObservationError(f'the player, @, is not in the middle of the view:\n{rows}')
     cells[CENTRE] = CODE[ground]
-    if 255 in cells: raise ObservationError(f'the view holds a character that is no glyph of GLYPHS:\n{rows}')
+    if max(cells) >= _PLAYER: raise ObservationError(f'the view holds a character that is no glyph of GLYPHS:\n{rows}')
     return bytes(cells)
 
 # %% ../nbs/02_view.ipynb #d25b3475

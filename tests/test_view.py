@@ -43,7 +43,7 @@ def test_nearest_names_a_cell_of_that_kind_and_none_is_nearer(obs):
         assert sum(n) == min(abs(x-4)+abs(y-3) for y,row in enumerate(obs.rows) for x,o in enumerate(row) if o == kind and (x,y) != (4,3))
 
 @pytest.mark.parametrize('change', [('wood 2', 'gold 2'), ('unlocked 1 of 22: wake_up', 'unlocked 1 of 22: fly'), ('stand on grass', 'stand on clouds'),
-    ('health 9', 'health 99'), ('noop -> slept', 'dance -> slept'), ('noop -> slept', 'noop -> slept; noop'), ('. . @', '. @')])
+    ('health 9', 'health 99'), ('noop -> slept', 'dance -> slept'), ('noop -> slept', 'noop -> slept; noop'), ('. . @', '. @'), ('@ .', '. @'), ('@', '.')])
 def test_what_crafter_does_not_have_is_refused(change):
     obs = Observation(1, 200, 9, 9, 9, 9, (('wood',2),), 'up', bytes([2]*63), .8, False, ('wake_up',), (('noop','slept'),))
     text = format(obs)
