@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SYSTEM', 'TurnMemory', 'AgentError', 'Agent', 'user_text', 'Turn', 'action_logprobs', 'turn']
 
-# %% ../nbs/05_agent.ipynb #54e4b20a
+# %% ../nbs/05_agent.ipynb #4ec27fd1
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from .core import LabError, digest
 from .tools import Reply, interact_many, read_reply, tool_messages
 
-# %% ../nbs/05_agent.ipynb #42334580
+# %% ../nbs/05_agent.ipynb #bebe609f
 SYSTEM = '''You are playing Crafter, a survival game on a grid, seen from above. Unlock as many different achievements as you can before the steps run out. Each of the 22 counts once; dying ends the game.
 collect_wood, collect_sapling, place_plant, collect_drink, eat_cow, wake_up, place_table, make_wood_pickaxe, make_wood_sword, collect_stone, place_stone, make_stone_pickaxe, make_stone_sword, place_furnace, collect_coal, collect_iron, make_iron_pickaxe, make_iron_sword, collect_diamond, defeat_zombie, defeat_skeleton, eat_plant.
 
@@ -40,11 +40,11 @@ Staying alive
 - sleep works while energy is below 9. You sleep on until energy is 9 again, which unlocks wake_up, or until something hurts you; other actions do nothing meanwhile.
 - Zombies walk the grass, more of them in the dark, and hit for 2, or 7 if you sleep: shut yourself in with stone before you sleep. Skeletons shoot arrows in caves.
 
-A good order: sapling and place_plant on the first grass; 6 wood or more; table, pickaxe, sword; drink and eat on the way; stone, stone tools, furnace; coal, iron, iron tools next to table and furnace; diamond. Sleep once energy has dropped.
+A good order: sapling and place_plant on the first grass; 6 wood, 8 with the iron tools; table, pickaxe, sword; drink and eat on the way; stone, stone tools, furnace; coal, iron, iron tools next to table and furnace; diamond. Sleep once energy has dropped.
 
 Every message shows what you see now and what your last actions did. Answer it with one short line of thought, then call interact_many. Name several actions when you are sure what they will do, such as a walk over free cells; name one or two when a creature is near or the outcome decides what comes next.'''
 
-# %% ../nbs/05_agent.ipynb #6942052e
+# %% ../nbs/05_agent.ipynb #9c88cfb7
 @dataclass(frozen=True)
 class TurnMemory:
     "One turn of the past"
@@ -56,7 +56,7 @@ class TurnMemory:
         "This turn as chat messages"
         return [dict(role='user', content=self.user), self.reply.message, *tool_messages(self.reply)]
 
-# %% ../nbs/05_agent.ipynb #baec950f
+# %% ../nbs/05_agent.ipynb #8d12c4cb
 class AgentError(LabError): "An agent's settings contradict each other or the tool"
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Agent:
     temperature:float=1.0       # of the model's sampling
     max_tokens:int|None=None    # most tokens of one reply; None leaves it to the server
     system:str=SYSTEM           # the system prompt
-    logprobs:bool=False         # ask for log-probabilities; the models in the box always give them
+    logprobs:bool=False         # ask for log-probabilities; in process they always come
 
     def __post_init__(self):
         turns = isinstance(self.history, int) and not isinstance(self.history, bool) and self.history > 0
@@ -87,9 +87,10 @@ class Agent:
 
     def kept(self, memory:list)->list:
         "The turns of `memory` that history shows"
-        return {'none':[], 'full':memory}.get(self.history, memory[-self.history:] if isinstance(self.history, int) else None)
+        if self.history == 'none': return []
+        return memory if self.history == 'full' else memory[-self.history:]
 
-# %% ../nbs/05_agent.ipynb #3233bb0e
+# %% ../nbs/05_agent.ipynb #2a18d531
 def user_text(
     memory:list,  # the episode's turns so far, `TurnMemory` each
     obs_text:str  # the present observation
@@ -110,7 +111,7 @@ def payload(self:Agent,
     asked = dict(max_tokens=self.max_tokens, seed=seed, logprobs=self.logprobs or None)
     return dict(model=self.model, messages=messages, tools=self.tools, temperature=self.temperature) | {k:v for k,v in asked.items() if v is not None}
 
-# %% ../nbs/05_agent.ipynb #7b864a85
+# %% ../nbs/05_agent.ipynb #9d5ee511
 @dataclass(frozen=True)
 class Turn:
     "One call of the model and what it said"

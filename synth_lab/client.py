@@ -7,8 +7,8 @@ __all__ = ['ERRORS', 'FIXES', 'OPTIONAL', 'ClientError', 'AuthError', 'ModelNotF
            'EndpointDown', 'ServerError', 'RateLimited', 'Endpoint', 'endpoint', 'retry_after', 'read_response',
            'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'cost']
 
-# %% ../nbs/04_client.ipynb #a53e9347
-import asyncio, concurrent.futures, json, os, pkgutil, random, re, time, weakref
+# %% ../nbs/04_client.ipynb #5eb3690d
+import asyncio, concurrent.futures, json, os, pkgutil, re, time, weakref
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from types import SimpleNamespace
@@ -22,7 +22,7 @@ from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait
 
 from .core import LabError, did_you_mean, now, redact, settings
 
-# %% ../nbs/04_client.ipynb #56ef7317
+# %% ../nbs/04_client.ipynb #c43a72cf
 class ClientError(LabError):
     "A call that failed"
     kind,retry = 'error',False
@@ -38,46 +38,48 @@ class EndpointDown(ClientError): "Nothing answers at the endpoint's URL"; kind,r
 class ServerError(ClientError): "The server failed, or its answer makes no sense"; kind,retry = 'server',True
 class RateLimited(ClientError): "Too many calls for the endpoint's limits"; kind,retry = 'rate_limited',True
 
-# %% ../nbs/04_client.ipynb #fdc0fdff
+# %% ../nbs/04_client.ipynb #1dba8923
 @dataclass(frozen=True)
 class Endpoint:
     "Where models are served"
-    name:str                                    # its name in `settings.ini`, or the URL's host
-    base_url:str = field(repr=False)            # the URL in front of `/chat/completions`
-    key:str|None=None                           # name of the environment variable that holds the key
-    start:str|None=None                         # what to do when it does not answer
-    app:object = field(default=None, repr=False)# an ASGI app or its import string; then nothing leaves this process
+    name:str            # its name in `settings.ini`, or the URL's host
+    url:str             # what stands before `/chat/completions`
+    key:str|None=None   # name of the environment variable that holds the key
+    start:str|None=None # what to do when it does not answer
+    app:object = field(default=None, repr=False) # an ASGI app or its import string; then nothing leaves this process
 
     @property
     def in_process(self)->bool: return self.app is not None
-    @property
-    def url(self)->str:
-        "The base URL as it may be shown: without a password"
-        return re.sub(r'//[^/@]*@', '//', self.base_url)
 
-def _from_url(url, known):
-    "An endpoint at `url`; one of the `known` when the host is the same"
-    try: host = httpx.URL(url).netloc.decode().rpartition('@')[2]
-    except httpx.InvalidURL as e: raise EndpointDown(f'{url!r} is not a URL: {e}', 'give one such as http://127.0.0.1:8000/v1') from None
-    url = url.rstrip('/').removesuffix('/chat/completions')
+def _url(url):
+    "A base URL, checked; a password in it would end up in traces and errors"
+    try: parsed = httpx.URL(url)
+    except httpx.InvalidURL as e: raise ClientError(f'{url!r} is not a URL: {e}', 'give one such as http://127.0.0.1:8000/v1') from None
+    if parsed.userinfo: raise ClientError(f'the URL of {parsed.host} holds a password', "pass it as api_key=, or put it into the endpoint's variable")
+    return url.rstrip('/').removesuffix('/chat/completions')
+
+def _host(url): return httpx.URL(url).netloc.decode()
+
+def _at(url, known):
+    "The endpoint at `url`; on the host of one of the `known`, it shares that one's name and key"
     for name,o in known.items():
-        if o.base_url and httpx.URL(o.base_url).netloc.decode() == host: return Endpoint(name, url, o.key, o.start)
-    return Endpoint(host, url, 'OPENAI_API_KEY', 'start an OpenAI-compatible server there, or mend the URL')
+        if o.base_url and _host(o.base_url) == _host(url): return Endpoint(name, url, o.key, o.start)
+    return Endpoint(_host(url), url, 'OPENAI_API_KEY', 'start an OpenAI-compatible server there, or mend the URL')
 
 def endpoint(
     name:str|None=None # an endpoint's name or a URL; by default `OPENAI_BASE_URL`, else the one in `settings.ini`
-)->Endpoint: # raises `ClientError` for a name that nobody gave
+)->Endpoint: # raises `ClientError` for a name that nobody gave, or a URL that is none
     "Where to send calls"
     s = settings()
     name = name or ('openai' if os.environ.get('OPENAI_BASE_URL') else s.endpoint)
-    if re.match('https?://', name): return _from_url(name, s.endpoints)
-    if name not in s.endpoints: raise ClientError(f'there is no endpoint {name!r} in {s.files[-1].name}', f'{did_you_mean(name, s.endpoints)} A URL starts with http:// or https://')
+    if re.match('https?://', name): return _at(_url(name), s.endpoints)
+    if name not in s.endpoints:
+        raise ClientError(f'there is no endpoint {name!r}', f'{did_you_mean(name, s.endpoints)} A URL starts with http:// or https://')
     found,variable = s.endpoints[name],f'{name.upper()}_BASE_URL'
-    moved = os.environ.get(variable)
-    if moved: return Endpoint(name, moved.rstrip('/'), found.key, f'start the server that {variable} names, or unset the variable')
-    return Endpoint(name, (found.base_url or f'http://{name}/v1').rstrip('/'), found.key, found.start, found.app)
+    if moved := os.environ.get(variable): return Endpoint(name, _url(moved), found.key, f'start the server that {variable} names, or unset the variable')
+    return Endpoint(name, _url(found.base_url or f'http://{name}/v1'), found.key, found.start, found.app)
 
-# %% ../nbs/04_client.ipynb #b3e5e7ed
+# %% ../nbs/04_client.ipynb #ab416ce8
 ERRORS = {401:AuthError, 403:AuthError, 404:ModelNotFoundError, 408:ServerError, 409:ServerError, 425:ServerError, 429:RateLimited}
 FIXES = {AuthError: 'set {key} to a key that {name} accepts, or pass api_key=',
     ContextLength: 'show less history, or a shorter system prompt', RateLimited: 'lower the concurrency, or raise [limits] attempts in settings.ini',
@@ -101,10 +103,11 @@ def _said(response):
 def _error_class(status, said, code):
     "Which error a response is"
     if code == 'model_not_found': return ModelNotFoundError
-    if code == 'context_length_exceeded' or status in (400, 413, 422) and re.search('context (length|window|size)|maximum context', said): return ContextLength
+    too_long = status in (400, 413, 422) and re.search('context (length|window|size)|maximum context', said)
+    if code == 'context_length_exceeded' or too_long: return ContextLength
     return ERRORS.get(status) or (ServerError if status >= 500 else BadRequest)
 
-# %% ../nbs/04_client.ipynb #6811c697
+# %% ../nbs/04_client.ipynb #9c43b316
 def retry_after(
     headers, # of the response
 )->float: # seconds, 0 when the server did not say
@@ -124,16 +127,17 @@ def read_response(
     status = response.status_code
     if 200 <= status < 300:
         try: return _json(response.content)
-        except (ValueError, RecursionError): raise ServerError(f'{endpoint.url} answered {status} with a body that is not JSON', FIXES[ServerError], status) from None
+        except (ValueError, RecursionError):
+            raise ServerError(f'{endpoint.url} answered {status} with a body that is not JSON', FIXES[ServerError], status) from None
     said,code = _said(response)
     cls = _error_class(status, said, code)
     said = redact(said.replace(key, '[redacted]') if key else said)
-    fix = FIXES.get(status) or FIXES.get(cls, 'mend the request as the server says')
-    error = cls(f'{endpoint.url} answered {status}: {said or "nothing"}', fix.format(key=endpoint.key or 'the key', name=endpoint.name), status, retry_after(response.headers))
+    fix = (FIXES.get(status) or FIXES.get(cls, 'mend the request as the server says')).format(key=endpoint.key or 'the key', name=endpoint.name)
+    error = cls(f'{endpoint.url} answered {status}: {said or "nothing"}', fix, status, retry_after(response.headers))
     if code == 'insufficient_quota': error.retry = False # a 429 that no waiting mends
     raise error
 
-# %% ../nbs/04_client.ipynb #33cb39f7
+# %% ../nbs/04_client.ipynb #6e5eeb85
 def _connect(endpoint, timeout):
     "An HTTP client for `endpoint` in the running loop"
     common = dict(timeout=httpx.Timeout(timeout, connect=min(timeout, 10)))
@@ -150,7 +154,7 @@ def _close(pools):
         elif loop.is_closed() or loop is here: here.create_task(http.aclose())
         elif loop.is_running(): concurrent.futures.wait([asyncio.run_coroutine_threadsafe(http.aclose(), loop)], timeout=1)
 
-# %% ../nbs/04_client.ipynb #1ae16405
+# %% ../nbs/04_client.ipynb #bdd54aa8
 class AsyncInferenceClient:
     "Chat completions of one endpoint, for use with `await`"
     def __init__(self,
@@ -178,14 +182,14 @@ async def aclose(self:AsyncInferenceClient):
     "Close the connections of the running loop"
     if http := self._pools.pop(asyncio.get_running_loop(), None): await http.aclose()
 
-# %% ../nbs/04_client.ipynb #f4a002ff
+# %% ../nbs/04_client.ipynb #44fb85fe
 @patch
 async def _try(self:AsyncInferenceClient, method, path, content, check, attempts):
     "One request; its row goes to `attempts`, whatever happens"
     row,began = dict(started_at=now(), latency_ms=None, http_status=None, error=None),time.perf_counter()
     attempts.append(row)
     try:
-        response = await self._http().request(method, self.endpoint.base_url + path, content=content, headers=self._headers)
+        response = await self._http().request(method, self.endpoint.url + path, content=content, headers=self._headers)
         row['http_status'],self._reached = response.status_code,True
         return check(read_response(response, self.endpoint, self._key), self.endpoint)
     except (httpx.HTTPError, aiohttp.ClientError) as e:
@@ -199,7 +203,7 @@ async def _try(self:AsyncInferenceClient, method, path, content, check, attempts
         raise
     finally: row['latency_ms'] = round((time.perf_counter() - began)*1000, 2)
 
-# %% ../nbs/04_client.ipynb #89658a27
+# %% ../nbs/04_client.ipynb #3bac3a8a
 async def pause(
     seconds:float # to the next try
 ):
@@ -219,7 +223,7 @@ async def _call(self:AsyncInferenceClient, method, path, content, check, attempt
         e.attempts = attempts
         raise
 
-# %% ../nbs/04_client.ipynb #4c090f79
+# %% ../nbs/04_client.ipynb #b3981b03
 def _models(body, endpoint):
     "The models in a response's body"
     data = body.get('data') if isinstance(body, dict) else None
@@ -238,13 +242,13 @@ async def _not_found(self:AsyncInferenceClient, model, error):
     try: names = [o['id'] for o in await self._call('GET', '/models', None, _models, [])]
     except ClientError: found = BadRequest(error.message, 'the base URL is what stands before /chat/completions, usually ending in /v1', error.status)
     else:
-        near = did_you_mean(model, names)
-        listed = ', '.join(f'`{o}`' for o in names[:50]) + (f' and {len(names)-50} more' if len(names) > 50 else '')
-        found = ModelNotFoundError(f'{self.endpoint.name} does not serve the model {model!r}', f'{near} ' * near.startswith('did') + f'It serves {listed or "no model"}', error.status)
+        near,more = did_you_mean(model, names),f' and {len(names)-50} more' if len(names) > 50 else ''
+        fix = f'{near} ' * near.startswith('did') + f'It serves {", ".join(f"`{o}`" for o in names[:50]) or "no model"}{more}'
+        found = ModelNotFoundError(f'{self.endpoint.name} does not serve the model {model!r}', fix, error.status)
     found.attempts = error.attempts
     return found
 
-# %% ../nbs/04_client.ipynb #9b3d5c2a
+# %% ../nbs/04_client.ipynb #9fb9afd4
 @patch
 async def post(self:AsyncInferenceClient,
     payload:dict # the body of a chat completions request
@@ -255,7 +259,7 @@ async def post(self:AsyncInferenceClient,
     except ModelNotFoundError as e: error = await self._not_found(payload.get('model'), e)
     raise error
 
-# %% ../nbs/04_client.ipynb #6e00dbe1
+# %% ../nbs/04_client.ipynb #61138c2e
 OPTIONAL = {'content', 'tool_calls', 'refusal', 'reasoning', 'reasoning_content', 'usage', 'logprobs', 'finish_reason'}
 
 class Completion(AttrDict):
@@ -295,7 +299,7 @@ def models(self:AsyncInferenceClient):
     "`models.list()`"
     return SimpleNamespace(list=self._list_models)
 
-# %% ../nbs/04_client.ipynb #680874c1
+# %% ../nbs/04_client.ipynb #c26b0929
 class InferenceClient:
     "Chat completions of one endpoint"
     def __init__(self,
@@ -310,7 +314,7 @@ class InferenceClient:
 
     def __repr__(self): return f'{type(self).__name__}({self.endpoint.name} at {self.endpoint.url})'
 
-# %% ../nbs/04_client.ipynb #385011d3
+# %% ../nbs/04_client.ipynb #bdc4b98f
 def _dollars(price, usage):
     "What `usage` costs at `price`; None when either is unknown"
     sent,got = usage.get('prompt_tokens'),usage.get('completion_tokens')

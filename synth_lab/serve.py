@@ -6,7 +6,7 @@
 __all__ = ['REFUSALS', 'app', 'RequestError', 'ChatRequest', 'read_request', 'seen', 'allowed', 'completion', 'create_app',
            'serving', 'serve']
 
-# %% ../nbs/13_serve.ipynb #b1d97f2a
+# %% ../nbs/13_serve.ipynb #a4904222
 import socket, threading, time
 from contextlib import contextmanager
 from datetime import datetime
@@ -21,7 +21,7 @@ from .core import LabError, new_id, settings
 from .policies import CheckpointError, Decision, ModelNotFound, list_models, load_policy
 from .view import Observation, ObservationError, parse
 
-# %% ../nbs/13_serve.ipynb #1bf06432
+# %% ../nbs/13_serve.ipynb #dca15a2c
 class RequestError(LabError): "A request that the models in the box cannot answer"
 
 class ChatRequest(BaseModel):
@@ -42,13 +42,15 @@ def read_request(
     try: return ChatRequest.model_validate_json(body)
     except ValidationError as e:
         first = e.errors()[0]
-        raise RequestError(f'{".".join(map(str, first["loc"])) or "body"}: {first["msg"]}', 'see the chat completions API; the models in the box give one reply and do not stream') from None
+        where = '.'.join(map(str, first['loc'])) or 'body'
+        raise RequestError(f'{where}: {first["msg"]}', 'see the chat completions API; the models in the box give one reply and do not stream') from None
 
-# %% ../nbs/13_serve.ipynb #10d6fce6
+# %% ../nbs/13_serve.ipynb #a7b2a4ae
 def _content(message):
     "The text of `message`, whose content is a string or a list of parts"
-    content = message.get('content') or ''
-    return content if isinstance(content, str) else '\n'.join(str(o.get('text', '')) for o in content if isinstance(o, dict))
+    content = message.get('content')
+    if isinstance(content, list): return '\n'.join(str(o.get('text', '')) for o in content if isinstance(o, dict))
+    return content if isinstance(content, str) else ''
 
 def seen(
     messages:list # chat messages
@@ -70,7 +72,7 @@ def allowed(
     if not isinstance(most, int) or most < 1: raise RequestError(f'maxItems of interact_many is {most!r}', 'give a whole number from 1')
     return most
 
-# %% ../nbs/13_serve.ipynb #90abb0be
+# %% ../nbs/13_serve.ipynb #6b1b9d59
 def _logprobs(decision):
     "One entry for each action, as the API writes tokens"
     return dict(content=[dict(token=a, logprob=p, bytes=None, top_logprobs=[]) for a,p in zip(decision.actions, decision.logprobs)])
@@ -94,14 +96,15 @@ def completion(
     return dict(id=new_id('chatcmpl'), object='chat.completion', created=int(time.time()), model=asked.model, choices=[choice],
         usage=dict(prompt_tokens=sent, completion_tokens=got, total_tokens=sent+got))
 
-# %% ../nbs/13_serve.ipynb #ee3d7ed2
-REFUSALS = {ModelNotFound:(404, 'model_not_found'), ObservationError:(422, 'no_observation'), CheckpointError:(422, 'bad_checkpoint'), RequestError:(400, 'bad_request')}
+# %% ../nbs/13_serve.ipynb #8f88ca98
+REFUSALS = {ModelNotFound:(404, 'model_not_found'), ObservationError:(422, 'no_observation'), CheckpointError:(422, 'bad_checkpoint'),
+    RequestError:(400, 'bad_request')}
 
 def _json(body, status=200): return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type='application/json')
 
 def _refusal(error):
     "An error as the API writes it"
-    status,code = next((v for k,v in REFUSALS.items() if isinstance(error, k)), (400, 'bad_request'))
+    status,code = next((v for k,v in REFUSALS.items() if isinstance(error, k)), (500, 'error'))
     return _json(dict(error=dict(message=str(error), type='invalid_request_error', code=code)), status)
 
 def _listed(model):
@@ -134,7 +137,7 @@ def create_app(
 
 app = create_app()
 
-# %% ../nbs/13_serve.ipynb #5dc55d39
+# %% ../nbs/13_serve.ipynb #17d28523
 def _server(app, host, port):
     "A uvicorn server and the socket it will listen on, already bound"
     try: sock = socket.create_server((host, port))

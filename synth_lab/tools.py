@@ -6,7 +6,7 @@
 __all__ = ['CARRIERS', 'RETIRED', 'NO_CALL', 'WAY_OUT', 'interact_many', 'ToolCall', 'Reply', 'load_arguments', 'split_think',
            'ToolError', 'named_actions', 'read_reply', 'tool_messages']
 
-# %% ../nbs/03_tools.ipynb #9594be3f
+# %% ../nbs/03_tools.ipynb #b8c1123a
 import json, re
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from .core import LabError
 from .view import canonical
 from .world import ACTIONS
 
-# %% ../nbs/03_tools.ipynb #276e1b9c
+# %% ../nbs/03_tools.ipynb #79fa70f1
 def interact_many(
     max_actions:int=8 # most actions one call may carry
 )->dict: # a tool in the format of OpenAI's `tools`
@@ -25,11 +25,11 @@ def interact_many(
         description='Carry out actions in Crafter, one after the other. The next message shows what came of them.',
         parameters=dict(type='object', properties=dict(actions=actions), required=['actions'], additionalProperties=False)))
 
-# %% ../nbs/03_tools.ipynb #9e6ae659
+# %% ../nbs/03_tools.ipynb #479177f8
 @dataclass(frozen=True)
 class ToolCall:
     "One call of a tool, as the model wrote it"
-    id:str        # the server's id of the call, or `call_0`, `call_1`, … where it gave none
+    id:str        # the server's id of the call, or `call_0`, `call_1`, … where the ids do not tell calls apart
     name:str      # the name the model used
     arguments:str # its arguments, verbatim: not always JSON
 
@@ -47,7 +47,7 @@ class Reply:
         said = ', '.join(f'`{o}`' for o in self.actions) or self.problem
         return f'**{self.verdict}**: {said}' + (f'\n\n> {self.thought}' if self.thought else '')
 
-# %% ../nbs/03_tools.ipynb #12a9723e
+# %% ../nbs/03_tools.ipynb #1debda0b
 def _pairs(pairs):
     "A JSON object's members, each name once"
     if len(found := dict(pairs)) < len(pairs): raise ValueError('a name stands twice in one object')
@@ -68,7 +68,7 @@ def load_arguments(
     if not isinstance(found, dict): raise ValueError(f'a {type(found).__name__} where an object was expected')
     return found
 
-# %% ../nbs/03_tools.ipynb #44779cce
+# %% ../nbs/03_tools.ipynb #2e0e2055
 def split_think(
     text:str # what the model wrote
 )->tuple: # (its thinking or '', its answer)
@@ -77,7 +77,7 @@ def split_think(
     if not end: head,tail = (tail.split('<think>', 1)[1], tail.split('<think>', 1)[0]) if '<think>' in tail else ('', tail)
     return re.sub(r'</?think>', '', head).strip(), tail.strip()
 
-# %% ../nbs/03_tools.ipynb #ce670532
+# %% ../nbs/03_tools.ipynb #8008593f
 def _as_call(
     text:str, # an object as the model wrote it
     i:int     # how many calls came before
@@ -109,7 +109,7 @@ def _bare_calls(answer):
     except ValueError: call = ToolCall('call_0', 'interact_many', text) if '"actions"' in text else None
     return (re.sub(r'```\w*\s*$', '', answer[:m.start()]).strip(), [call]) if call else (answer, [])
 
-# %% ../nbs/03_tools.ipynb #6b624559
+# %% ../nbs/03_tools.ipynb #38104eba
 def _text(value):
     "`value` as text: a string as it is, nothing as nothing, anything else as JSON"
     if isinstance(value, str): return value
@@ -130,10 +130,11 @@ def _sent_calls(message):
     calls = _get(message, 'tool_calls')
     if not isinstance(calls, list): calls = []
     if not calls and isinstance(old := _get(message, 'function_call'), dict): calls = [dict(function=old)]
-    return [ToolCall(_text(_get(o, 'id')) or f'call_{i}', _text(_get(f := _get(o, 'function'), 'name')), _text(_get(f, 'arguments')))
-        for i,o in enumerate(calls)]
+    ids = [_text(_get(o, 'id')) for o in calls]
+    if '' in ids or len(set(ids)) < len(ids): ids = [f'call_{i}' for i in range(len(calls))]
+    return [ToolCall(i, _text(_get(f := _get(o, 'function'), 'name')), _text(_get(f, 'arguments'))) for i,o in zip(ids, calls)]
 
-# %% ../nbs/03_tools.ipynb #ae5648f8
+# %% ../nbs/03_tools.ipynb #31d0a66f
 CARRIERS = dict(interact_many='actions', interact='actions', step='action')
 RETIRED = dict(look='; every message already shows what you see', terminate='; the game ends by itself')
 
@@ -157,7 +158,7 @@ def named_actions(
     if None not in known: return tuple(known)
     raise ToolError('invalid_action', f'{json.dumps(names[known.index(None)])[:80]} is not an action. The actions are {", ".join(ACTIONS)}.')
 
-# %% ../nbs/03_tools.ipynb #c7c3a4b1
+# %% ../nbs/03_tools.ipynb #46340ad0
 NO_CALL = dict(refused='Your last reply declined to play; this is only a game.',
     truncated='Your last reply reached the token limit before its call was complete.', no_call='Your last reply called no tool.')
 
@@ -168,15 +169,20 @@ def _all_actions(calls, finish, refused, max_actions):
         raise ToolError(verdict, NO_CALL[verdict])
     try: actions = sum((named_actions(o) for o in calls), ())
     except ToolError as e:
-        if e.verdict == 'malformed' and finish == 'length': raise ToolError('truncated', NO_CALL['truncated']) from None
+        cut = e.verdict == 'malformed' or not calls[-1].arguments.strip()
+        if cut and finish == 'length': raise ToolError('truncated', NO_CALL['truncated']) from None
         raise
     if len(actions) > max_actions: raise ToolError('invalid_action', f'{len(actions)} actions in one reply are more than the {max_actions} allowed.')
     return actions
 
-# %% ../nbs/03_tools.ipynb #09104cdb
+# %% ../nbs/03_tools.ipynb #05e0443a
 def _clean(text):
     "`text` as valid Unicode: half of a surrogate pair cannot be sent to anybody"
     return text.encode('utf-8', 'replace').decode()
+
+def _name(call):
+    "The name of `call` in the letters that the API allows for functions"
+    return re.sub(r'[^A-Za-z0-9_-]', '_', call.name)[:64] or 'unnamed'
 
 def _readable(call):
     "The arguments of `call` as one JSON object"
@@ -187,10 +193,10 @@ def _history_message(answer, calls, actions):
     "The assistant message that history and datasets keep"
     message = dict(role='assistant', content=_clean(answer))
     if actions: calls = [ToolCall(calls[0].id, 'interact_many', json.dumps(dict(actions=actions)))]
-    sent = [dict(id=_clean(o.id), type='function', function=dict(name=re.sub(r'[^A-Za-z0-9_-]', '_', o.name)[:64] or 'unnamed', arguments=_readable(o))) for o in calls]
+    sent = [dict(id=_clean(o.id), type='function', function=dict(name=_name(o), arguments=_readable(o))) for o in calls]
     return message | dict(tool_calls=sent) if sent else message
 
-# %% ../nbs/03_tools.ipynb #8ebef46d
+# %% ../nbs/03_tools.ipynb #1a94e5c6
 WAY_OUT = 'Nothing was done. Think in one short line, then call interact_many with arguments such as {"actions": ["move_left", "do"]}.'
 
 def read_reply(
@@ -209,7 +215,7 @@ def read_reply(
     thought = next((o.strip() for o in (*reasoned, think, answer) if o.strip()), None)
     return Reply(verdict, actions, thought, tuple(calls), problem, _history_message(answer, calls, actions))
 
-# %% ../nbs/03_tools.ipynb #e527f013
+# %% ../nbs/03_tools.ipynb #43529c5a
 def tool_messages(
     reply:Reply # a reply whose turn is over
 )->list: # one message for each tool call in `reply.message`

@@ -54,6 +54,7 @@ BAD = {
     'thinking cut': (said('<think>maybe', finish='length'), 'truncated'),
     'half a call': (choice(call('{"actions": ["move_left"')), 'malformed'),
     'half a call at the limit': (choice(call('{"actions": ["move_left"'), finish='length'), 'truncated'),
+    'arguments not begun at the limit': (choice(call(''), finish='length'), 'truncated'),
     'salvaged tail': (choice(call('["move_left","do"')), 'malformed'),
     'glued': (choice(call(ARGS + ARGS)), 'malformed'),
     'trailing comma': (choice(call('{"actions": ["do",]}')), 'malformed'),
@@ -100,6 +101,11 @@ def test_history_is_well_formed_and_the_trace_verbatim():
     (dict(content='<think>t</think>c'), 't'), (dict(content='c'), 'c'), (dict(content=None), None), (dict(reasoning='', content='c'), 'c')])
 def test_thought(message, thought):
     assert read_reply(dict(message=message | dict(tool_calls=[call(ARGS)]))).thought == thought
+
+@pytest.mark.parametrize('ids', [('c', 'c'), ('', 'x'), (None, None)])
+def test_ids_tell_calls_apart(ids):
+    reply = read_reply(choice(*(call('{', id=o) for o in ids)))
+    assert [o['tool_call_id'] for o in tool_messages(reply)] == [o['id'] for o in reply.message['tool_calls']] == ['call_0', 'call_1']
 
 def test_the_tool_names_every_action():
     items = interact_many()['function']['parameters']['properties']['actions']

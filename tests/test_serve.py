@@ -1,0 +1,126 @@
+"The models in the box as an endpoint: in process and over a socket"
+import asyncio, json, math, socket, subprocess, sys
+
+import httpx, orjson, pytest
+
+from synth_lab.agent import Agent, turn
+from synth_lab.client import AsyncInferenceClient, BadRequest, InferenceClient
+from synth_lab.core import LabError
+from synth_lab.serve import create_app, serving
+from synth_lab.tools import interact_many, read_reply
+from synth_lab.view import format, look
+from synth_lab.world import ACTIONS, World
+
+BOX = ('random', 'expert', 'student')
+TOOLS = [interact_many(4)]
+
+@pytest.fixture(scope='module')
+def obs(): return format(look(World(seed=5), 200))
+
+@pytest.fixture(scope='module')
+def app(tmp_path_factory): return create_app(tmp_path_factory.mktemp('models'))
+
+@pytest.fixture(scope='module')
+def client(app): return InferenceClient(app=app)
+
+def ask(client, obs, model='student', tools=TOOLS, **kw):
+    return client.chat.completions.create(model=model, messages=[dict(role='system', content='Play.'), dict(role='user', content=obs)], tools=tools, **kw)
+
+def send(app, body, path='/v1/chat/completions', method='POST'):
+    async def go():
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url='http://local') as http:
+            return await http.request(method, path, content=body if isinstance(body, bytes) else orjson.dumps(body))
+    return asyncio.run(go())
+
+@pytest.mark.parametrize('model', BOX)
+def test_every_model_answers_with_one_usable_call(client, obs, model):
+    r = ask(client, obs, model, seed=3)
+    reply = read_reply(r.choices[0])
+    assert reply.verdict == 'ok' and 1 <= len(reply.actions) <= 4 and reply.thought
+    assert r.choices[0].message == reply.message | dict(tool_calls=r.choices[0].message.tool_calls)
+    assert (r.model, r.object, r.choices[0].finish_reason, r.choices[0].logprobs) == (model, 'chat.completion', 'tool_calls', None)
+    assert r.usage == dict(prompt_tokens=len(obs.split()) + 1, completion_tokens=len(reply.actions), total_tokens=len(obs.split()) + 1 + len(reply.actions))
+
+@pytest.mark.parametrize('model', BOX)
+def test_a_seed_fixes_the_reply_in_process_and_over_a_socket(app, client, obs, model):
+    with serving(app) as url: remote = ask(InferenceClient(base_url=url), obs, model, seed=11, logprobs=True)
+    assert ask(client, obs, model, seed=11, logprobs=True).choices == remote.choices
+
+def test_seeds_differ(client, obs): assert len({str(ask(client, obs, seed=i).choices) for i in range(8)}) > 4
+
+@pytest.mark.parametrize('seed', [0, -1, 2**63, None])
+def test_any_seed_will_do(client, obs, seed): assert ask(client, obs, seed=seed).choices
+
+def test_one_logprob_for_each_action(client, obs):
+    entries = ask(client, obs, 'random', seed=1, logprobs=True).choices[0].logprobs.content
+    assert len(entries) == 4 and all(o.logprob == pytest.approx(-math.log(len(ACTIONS))) for o in entries)
+    choice = ask(client, obs, 'student', seed=1, logprobs=True).choices[0]
+    assert tuple(o.token for o in choice.logprobs.content) == read_reply(choice).actions
+    assert all(o.logprob < 0 for o in choice.logprobs.content)
+
+def test_temperature_0_is_greedy(client, obs):
+    assert len({str(ask(client, obs, temperature=0, seed=i).choices[0].message) for i in range(5)}) == 1
+
+@pytest.mark.parametrize('most', [1, 3])
+def test_the_schema_limits_the_call(client, obs, most):
+    assert len(read_reply(ask(client, obs, 'random', tools=[interact_many(most)]).choices[0]).actions) == most
+
+def test_without_tools_the_call_is_in_the_text(client, obs):
+    choice = ask(client, obs, 'expert', tools=None).choices[0]
+    assert choice.finish_reason == 'stop' and choice.message.tool_calls is None and read_reply(choice).verdict == 'ok'
+
+def test_the_observation_may_come_from_a_tool_or_in_parts(client, obs):
+    for message in (dict(role='tool', tool_call_id='c', content=obs), dict(role='user', content=[dict(type='text', text=f'You see:\n{obs}')])):
+        assert client.chat.completions.create(model='expert', messages=[message], tools=TOOLS).choices
+
+@pytest.mark.parametrize('change, status, code, word', [
+    (dict(model='exprt'), 404, 'model_not_found', 'expert'), (dict(messages=[dict(role='user', content='Hello!')]), 422, 'no_observation', 'observation'),
+    (dict(messages=[]), 422, 'no_observation', 'observation'), (dict(messages=[dict(role='user', content=None)]), 422, 'no_observation', 'observation'),
+    (dict(stream=True), 400, 'bad_request', 'stream'), (dict(temperature=-1), 400, 'bad_request', 'temperature'), (dict(n=2), 400, 'bad_request', 'n'),
+    (dict(messages='x'), 400, 'bad_request', 'messages'), (dict(tools=[dict(type='function', function=dict(name='look'))]), 400, 'bad_request', 'interact_many'),
+    (dict(tools=[{}]), 400, 'bad_request', 'interact_many'), (dict(tools=[interact_many(0)]), 400, 'bad_request', 'maxItems'),
+    (dict(tools=[interact_many('9')]), 400, 'bad_request', 'maxItems'), (dict(model=None), 400, 'bad_request', 'model')])
+def test_refusals(app, obs, change, status, code, word):
+    r = send(app, dict(model='expert', messages=[dict(role='user', content=obs)], tools=TOOLS) | change)
+    assert (r.status_code, r.json()['error']['code']) == (status, code) and word in r.json()['error']['message']
+
+@pytest.mark.parametrize('body', [b'', b'{', b'[]', b'null', b'\xff'])
+def test_a_body_that_is_no_request(app, body): assert send(app, body).status_code == 400
+
+def test_paths_with_and_without_v1(app, obs):
+    body = dict(model='expert', messages=[dict(role='user', content=obs)])
+    assert [send(app, body, p).status_code for p in ('/chat/completions', '/v1/chat/completions')] == [200, 200]
+    for path in ('/models', '/v1/models'):
+        r = send(app, b'', path, 'GET').json()
+        assert [o['id'] for o in r['data']] == list(BOX) and {o['object'] for o in r['data']} == {'model'} and all(isinstance(o['created'], int) for o in r['data'])
+
+def test_a_checkpoint_of_other_features_is_refused(tmp_path, obs):
+    (tmp_path/'ft-student-job_x').mkdir()
+    (tmp_path/'ft-student-job_x'/'config.json').write_text(json.dumps(dict(model='ft:student:job_x', kind='student', features='other', hidden=128, created='2026-01-01T00:00:00.000Z')))
+    client = InferenceClient(app=create_app(tmp_path))
+    assert [o.id for o in client.models.list()] == [*BOX, 'ft:student:job_x']
+    with pytest.raises(BadRequest, match='features'): ask(client, obs, 'ft:student:job_x')
+
+def test_the_default_endpoint_needs_nothing(tmp_path, obs):
+    code = '''
+import sys
+from synth_lab.client import InferenceClient
+r = InferenceClient().chat.completions.create(model='expert', messages=[dict(role='user', content=sys.argv[1])])
+print(r.choices[0].message.content)
+'''
+    done = subprocess.run([sys.executable, '-c', code, obs], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    assert '<tool_call>' in done.stdout and (done.stderr, done.returncode, list(tmp_path.iterdir())) == ('', 0, [])
+
+def test_a_port_is_taken_and_given_back(app):
+    with serving(app) as url:
+        port = httpx.URL(url).port
+        with pytest.raises(LabError, match=f'{port}.*another port'):
+            with serving(app, port=port): pass
+    socket.create_server(('127.0.0.1', port)).close()
+
+def test_a_turn_carries_what_rl_needs(app, obs):
+    t = asyncio.run(turn(Agent('student', max_actions=3), AsyncInferenceClient(app=app), [], obs, seed=2))
+    assert len(t.logprobs) == len(t.reply.actions) <= 3 and t.cost == 0. and t.usage['completion_tokens'] == len(t.reply.actions)
+    assert t.payload['messages'][-1]['content'] == obs and t.memory.user == obs and len(t.attempts) == 1
+    expert = asyncio.run(turn(Agent('expert'), AsyncInferenceClient(app=app), [], obs, seed=2))
+    assert expert.logprobs is None
