@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['RolloutError', 'Episode', 'call_seed', 'replay', 'Live', 'Run', 'plan_episodes', 'rollout']
 
-# %% ../nbs/07_rollout.ipynb #5572d7d0
+# %% ../nbs/07_rollout.ipynb #e74d7612
 import asyncio, sys, time
 from collections import Counter
 from dataclasses import asdict, dataclass, field, replace
 from math import fsum
+from numbers import Integral
 
 import orjson
 import pandas as pd
@@ -23,10 +24,10 @@ from .traces import RunWriter, Store, StoreError
 from .view import effect, format, look
 from .world import ACTIONS, World
 
-# %% ../nbs/07_rollout.ipynb #95993506
+# %% ../nbs/07_rollout.ipynb #26f40dd9
 class RolloutError(LabError): "A rollout was asked for something that it cannot do"
 
-# %% ../nbs/07_rollout.ipynb #8db9fd06
+# %% ../nbs/07_rollout.ipynb #cb57e35c
 @dataclass
 class Episode:
     "One game under way"
@@ -55,7 +56,7 @@ class Episode:
         if self.world.done: return 'death' if self.world.dead else 'length'
         return 'max_turns' if self.turns >= self.config['max_turns'] else None
 
-# %% ../nbs/07_rollout.ipynb #01baa777
+# %% ../nbs/07_rollout.ipynb #24a01e97
 @patch
 def act(self:Episode,
     actions:tuple # names of `ACTIONS`
@@ -83,7 +84,7 @@ def remember(self:Episode,
     self.memory.append(past)
     if keep is not None: del self.memory[:-keep]
 
-# %% ../nbs/07_rollout.ipynb #296125c7
+# %% ../nbs/07_rollout.ipynb #997f3cfd
 @patch
 def count(self:Episode,
     verdict:str|None=None,   # None: no reply came
@@ -109,7 +110,7 @@ def end(self:Episode,
         'unusable':self.verdicts.total() - self.verdicts['ok'], 'verdicts':self.verdicts, 'started_at':self.started_at, 'ended_at':now(), 'wall_s':round(wall_s, 3),
         'error_type':error and type(error).__name__, 'error_message':error and redact(str(error))[:1000], 'final_hash':self.world.state_hash()}
 
-# %% ../nbs/07_rollout.ipynb #6843942f
+# %% ../nbs/07_rollout.ipynb #d21ecf84
 def call_seed(
     seed:int,   # the run's seed
     plan:dict,  # the episode's seed and sample
@@ -140,7 +141,7 @@ async def _turn(ep, agent, client, writer):
 def _ms(clock): return round(1e3*(time.perf_counter()-clock), 3)
 def _keep(agent): return {'none':1, 'full':None}.get(agent.history, agent.history)
 
-# %% ../nbs/07_rollout.ipynb #30442795
+# %% ../nbs/07_rollout.ipynb #da4a5e21
 def _said(t):
     "The fields of a `call` that describe its reply"
     choice,first = t.body['choices'][0],t.reply.calls[0] if t.reply.calls else None
@@ -152,7 +153,7 @@ def _failure(e):
     "The fields of a `call` that got no reply"
     return dict(tries=getattr(e, 'attempts', None), http_status=getattr(e, 'status', None), error_type=type(e).__name__, error_message=redact(str(e))[:1000])
 
-# %% ../nbs/07_rollout.ipynb #717103ad
+# %% ../nbs/07_rollout.ipynb #339857c5
 def replay(
     plan:dict,      # the episode
     config:dict,    # the run's config
@@ -165,13 +166,13 @@ def replay(
         ep.count(o['verdict'], o['input_tokens'], o['output_tokens'], o['cost_usd'])
         if o['verdict'] is None: continue
         if o['turn'] != ep.turns+1 or ep.ended_by: return None
-        reply = read_reply(orjson.loads(o['raw'])['choices'][0], agent.max_actions)
+        reply = read_reply((orjson.loads(o['raw'] or '{}').get('choices') or [{}])[0], agent.max_actions)
         past = TurnMemory(user_text(ep.memory, format(ep.obs)), reply)
-        if ep.act(reply.actions) != (o['steps'] or []): return None
+        if reply.verdict != o['verdict'] or ep.act(reply.actions) != (o['steps'] or []): return None
         ep.remember(past, _keep(agent))
     return ep
 
-# %% ../nbs/07_rollout.ipynb #c24b25f5
+# %% ../nbs/07_rollout.ipynb #1f6cd49f
 def _fatal(e, answered):
     "Whether `e` would meet every other episode, too; `answered` says that a call went well before"
     return isinstance(e, (StoreError, AuthError, ModelNotFoundError)) or isinstance(e, EndpointDown) and not answered
@@ -191,11 +192,11 @@ async def _episode(ep, agent, client, writer, live, timeout):
         status,error = 'timeout' if limit.expired() else 'error',e
         if isinstance(e, StoreError): raise
     writer.write('episode_end', **ep.end(status, time.monotonic()-clock, error))
-    await asyncio.to_thread(writer.sync)  # off the loop: a sync takes 4 ms and more
     live.ended(status)
     if error and _fatal(error, live.calls): raise error
+    await asyncio.to_thread(writer.sync)  # off the loop: a sync takes 4 ms and more
 
-# %% ../nbs/07_rollout.ipynb #4f5589cb
+# %% ../nbs/07_rollout.ipynb #43ad8f68
 class Live:
     "Says how a run is going, at most four times a second"
     def __init__(self,
@@ -227,7 +228,7 @@ class Live:
         self.shown = t
         self.show(f'{self}, {self.calls/(t-self.started+1e-9):.0f} a second')
 
-# %% ../nbs/07_rollout.ipynb #a9fad963
+# %% ../nbs/07_rollout.ipynb #65797b84
 def _screen():
     "Two functions of a text, for where this runs: show it, and leave it there for good"
     shell = sys.modules.get('IPython') and sys.modules['IPython'].get_ipython()
@@ -250,7 +251,7 @@ def _terminal():
         line.stop()
     return line.update,close
 
-# %% ../nbs/07_rollout.ipynb #9fa27963
+# %% ../nbs/07_rollout.ipynb #00274f7c
 @dataclass(frozen=True, eq=False)
 class Run:
     "One run and its episodes"
@@ -271,24 +272,31 @@ class Run:
         why = '; '.join(f'{n} × {s}' + (f' ({t})' if isinstance(t, str) else '') for (s,t),n in self.failed.groupby(['status', 'error_type'], dropna=False).size().items())
         return f'Run `{self.run_id}`\n\n{table}' + (f'\n\nNot in the means: {why}. The same call with `run_id="{self.run_id}", resume=True` tries these again.' if why else '')
 
-# %% ../nbs/07_rollout.ipynb #6bd0b68d
+# %% ../nbs/07_rollout.ipynb #a24de5c2
 def plan_episodes(
     run_id:str,
-    seeds,        # world seeds, each once
+    seeds,           # world seeds, each once
     group_size:int=1 # episodes on each seed
 )->list: # dicts of episode_id, seed, sample
     "The episodes of a run"
-    seeds = list(seeds)
+    seeds = [_seed(s) for s in seeds]
     if not seeds: raise RolloutError('there are no seeds to play', 'pass seeds=range(10)')
     if twice := [s for s,n in Counter(seeds).items() if n > 1]: raise RolloutError(f'seed {twice[0]} is there twice', 'to play a world several times, pass group_size')
     return [dict(episode_id=f'{run_id}:{s}:{i}', seed=s, sample=i) for s in seeds for i in range(group_size)]
 
+def _whole(n, least): return isinstance(n, Integral) and not isinstance(n, bool) and n >= least
+
+def _seed(s):
+    "`s` as a plain int; numpy's will do"
+    if not _whole(s, 0): raise RolloutError(f'seed {s!r} is not a whole number from 0 up', 'pass seeds such as range(10)')
+    return int(s)
+
 def _check_counts(**counts):
     "Raise a `RolloutError` unless each of `counts` is a whole number from 1 up"
     for name,n in counts.items():
-        if isinstance(n, bool) or not isinstance(n, int) or n < 1: raise RolloutError(f'{name} is {n!r}, expected a whole number from 1 up', f'pass {name}=1 or more')
+        if not _whole(n, 1): raise RolloutError(f'{name} is {n!r}, expected a whole number from 1 up', f'pass {name}=1 or more')
 
-# %% ../nbs/07_rollout.ipynb #fad3b8e1
+# %% ../nbs/07_rollout.ipynb #7de183b1
 async def rollout(
     store:Store,              # where the traces go
     client,                   # an `AsyncInferenceClient`
@@ -318,7 +326,7 @@ async def rollout(
         await _play(store, writer, planned, config, agent, client, concurrency, episode_timeout)
     return Run(run_id, agent.model, store.sql('SELECT * FROM episodes WHERE run_id = ? ORDER BY seed, sample', run_id))
 
-# %% ../nbs/07_rollout.ipynb #4bdcda0b
+# %% ../nbs/07_rollout.ipynb #7f8ec043
 async def _play(store, writer, planned, config, agent, client, concurrency, timeout):
     "Play those of `planned` that are not finished"
     final = {o['episode_id'] for o in store.rows("SELECT episode_id FROM episodes WHERE run_id = ? AND status IN ('done', 'truncated')", writer.run_id)}

@@ -6,7 +6,7 @@
 __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 'Segment', 'RunWriter', 'Tables', 'Store',
            'provenance']
 
-# %% ../nbs/06_traces.ipynb #4ba0a51e
+# %% ../nbs/06_traces.ipynb #a2c7d101
 import fcntl, hashlib, json, os, platform, re, threading, time, warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +16,10 @@ from fastcore.basics import patch
 
 from .core import LabError, did_you_mean, digest, now
 
-# %% ../nbs/06_traces.ipynb #6458836a
+# %% ../nbs/06_traces.ipynb #72a8d32e
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
 
-# %% ../nbs/06_traces.ipynb #eee3ccb0
+# %% ../nbs/06_traces.ipynb #39beb931
 _STEP = 'STRUCT(step INTEGER, "action" VARCHAR, effect VARCHAR, reward DOUBLE, unlocked VARCHAR[], health INTEGER, terminated BOOLEAN, truncated BOOLEAN)'
 _WHO = dict(episode_id='VARCHAR', attempt='INTEGER')
 EVENTS = dict(
@@ -38,13 +38,13 @@ EVENTS = dict(
         'input_tokens':'BIGINT', 'output_tokens':'BIGINT', 'cost_usd':'DOUBLE', 'started_at':'TIMESTAMPTZ', 'ended_at':'TIMESTAMPTZ',
         'wall_s':'DOUBLE', 'error_type':'VARCHAR', 'error_message':'VARCHAR', 'final_hash':'VARCHAR'})
 
-# %% ../nbs/06_traces.ipynb #d5a8bc52
+# %% ../nbs/06_traces.ipynb #e540af60
 def _line(event):
     "`event` as one line of JSON, whatever a server put into it"
     try: return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError: return json.dumps(event, ensure_ascii=False, default=str).encode('utf-8', 'replace') + b'\n'
 
-# %% ../nbs/06_traces.ipynb #90c13c2b
+# %% ../nbs/06_traces.ipynb #d2a9179e
 class Segment:
     "One writer's append-only file; what `append` returned from survives this process"
     def __init__(self,
@@ -67,7 +67,7 @@ class Segment:
         if self.synced < size: os.fsync(self.fd)
         self.synced = size
 
-# %% ../nbs/06_traces.ipynb #06254006
+# %% ../nbs/06_traces.ipynb #b52818a6
 def _publish(path, obj):
     "Write `obj` to `path` as JSON so that nobody ever sees half of it"
     tmp = path.with_suffix(f'.{os.getpid()}.tmp')
@@ -84,7 +84,7 @@ def _sync_dir(path):
     try: os.fsync(fd)
     finally: os.close(fd)
 
-# %% ../nbs/06_traces.ipynb #63892dec
+# %% ../nbs/06_traces.ipynb #68d9dd58
 SEGMENT_BYTES = 16<<20  # a segment that reached this size is followed by another one
 
 class RunWriter:
@@ -119,7 +119,7 @@ def _hold(folder):
         raise StoreError(f'run `{folder.name}` is being written right now' + (f' by process {pids[-1]}' if pids else ''), 'wait for it, stop it, or take another run_id') from None
     return fd
 
-# %% ../nbs/06_traces.ipynb #302c1c59
+# %% ../nbs/06_traces.ipynb #f407a987
 @patch
 def _append(self:RunWriter, make):
     "Append the bytes that `make()` returns to a segment that is whole and not full"
@@ -145,7 +145,7 @@ def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
     if bad := fields.keys() - EVENTS[kind].keys(): raise StoreError(f'`{kind}` has no field `{min(bad)}`', did_you_mean(min(bad), EVENTS[kind]))
 
-# %% ../nbs/06_traces.ipynb #ae9e0590
+# %% ../nbs/06_traces.ipynb #8847b242
 @patch
 def call(self:RunWriter,
     prompt:list=(),     # the messages sent, in order
@@ -171,7 +171,7 @@ def _message(self:RunWriter, message, lines):
         lines.append(_line(dict(kind='message', msg_id=id, role='tools' if isinstance(message, list) else message.get('role'), body=body.decode())))
     return id
 
-# %% ../nbs/06_traces.ipynb #da7a30d5
+# %% ../nbs/06_traces.ipynb #fce97855
 class Tables(dict):
     "Table → {column: meaning}"
     def _repr_markdown_(self):
@@ -197,7 +197,7 @@ SCHEMA = Tables(
         'started_at':'first step of this attempt', 'ended_at':'its end', 'wall_s':'seconds of play since it was last started'} | _ERR | {
         'final_hash':"hash of the world's state at the end"})
 
-# %% ../nbs/06_traces.ipynb #f3588fdd
+# %% ../nbs/06_traces.ipynb #416d15a4
 SCHEMA |= dict(
     calls=_ID | dict(turn='1, 2, …', call_id='unique', model='model id asked for', response_model='model id the server named', started_at='when it was sent',
         latency_ms='until the reply was read, waiting between tries included', attempts='tries', tries='each try: started_at, latency_ms, http_status, error', http_status='of the last try',
@@ -211,7 +211,7 @@ SCHEMA |= dict(
     rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`', name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
     segments=dict(run_id='the run', segment='file', lines='events read', torn='lines dropped: torn or unreadable'))
 
-# %% ../nbs/06_traces.ipynb #ed984f29
+# %% ../nbs/06_traces.ipynb #9d1ab2ba
 _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms, coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status,
@@ -235,7 +235,7 @@ _VIEWS = dict(
         FROM planned p JOIN run_files r USING (run_id) LEFT JOIN starts s USING (run_id, episode_id)
         LEFT JOIN ends e USING (run_id, episode_id, attempt) LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
 
-# %% ../nbs/06_traces.ipynb #4b3b44b7
+# %% ../nbs/06_traces.ipynb #ee18cdb1
 _newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
 _VIEWS |= dict(
     episodes="FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt",
@@ -253,7 +253,7 @@ _VIEWS |= dict(
         any_value(config) AS config, any_value(config_id) AS config_id, any_value(provenance) AS provenance, any_value(schema_version) AS schema_version
         FROM run_files r LEFT JOIN episodes e USING (run_id) GROUP BY run_id ORDER BY created_at, run_id""")
 
-# %% ../nbs/06_traces.ipynb #739cd00b
+# %% ../nbs/06_traces.ipynb #64b1f9f8
 SCHEMA_VERSION = 1
 _LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs'}
 _RUN = '{"run_id":"VARCHAR","created_at":"TIMESTAMPTZ","schema":"INTEGER","config":"JSON","provenance":"JSON","planned":[{"episode_id":"VARCHAR","seed":"BIGINT","sample":"INTEGER"}]}'
@@ -276,11 +276,11 @@ class Store:
     ):
         self.path = Path(path).expanduser().absolute()
         _check_lab(self.path)
-        self._lock,self._runs,self._sizes,self._db = threading.RLock(),set(),{},_open_db()
+        self._lock,self._runs,self._stamps,self._db = threading.RLock(),set(),{},_open_db()
 
     def __repr__(self): return '<Store of {} runs, {} episodes, {} calls>'.format(*self.rows('SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM episodes), (SELECT count(*) FROM calls)')[0].values())
 
-# %% ../nbs/06_traces.ipynb #634d4122
+# %% ../nbs/06_traces.ipynb #78c613b8
 _COLUMNS = {'kind':'VARCHAR'} | {f:t for fields in EVENTS.values() for f,t in fields.items()}
 
 def _open_db():
@@ -293,24 +293,24 @@ def _open_db():
     for name,q in _VIEWS.items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
 
-# %% ../nbs/06_traces.ipynb #20377cb8
+# %% ../nbs/06_traces.ipynb #f53c3c9d
 @patch
 def refresh(self:Store)->Store: # itself
     "Read what was written since the last time"
     with self._lock:
         for _ in range(3):
             runs = {p.parent.name for p in self.path.glob('runs/*/run.json')}
-            sizes = {str(p):p.stat().st_size for r in sorted(runs) for p in (self.path/'runs'/r/'live').glob('*.jsonl')}
-            try: self._load(runs, sizes)
+            stamps = {str(p):(s.st_size, s.st_mtime_ns) for r in sorted(runs) for p in (self.path/'runs'/r/'live').glob('*.jsonl') if (s := p.stat())}
+            try: self._load(runs, stamps)
             except duckdb.IOException: continue  # a file vanished between the list and the read
             return self
         raise StoreError(f'{self.path}: files vanish while they are read', 'wait for whoever deletes them')
 
 @patch
-def _load(self:Store, runs, sizes):
-    "Make the tables hold exactly `runs` and the segments of `sizes`"
-    old = [f for f,n in self._sizes.items() if sizes.get(f) != n]
-    new = [f for f,n in sizes.items() if self._sizes.get(f) != n]
+def _load(self:Store, runs, stamps):
+    "Make the tables hold exactly `runs` and the segments of `stamps`"
+    old = [f for f,s in self._stamps.items() if stamps.get(f) != s]
+    new = [f for f,s in stamps.items() if self._stamps.get(f) != s]
     if old or new or runs != self._runs:
         with self._db.cursor() as db:
             db.execute('BEGIN')
@@ -319,9 +319,9 @@ def _load(self:Store, runs, sizes):
             db.execute('DELETE FROM events WHERE list_contains(?, segment)', [old])
             if new: _load_segments(db, new)
             db.execute('COMMIT')
-    self._runs,self._sizes = runs,sizes
+    self._runs,self._stamps = runs,stamps
 
-# %% ../nbs/06_traces.ipynb #c3e6fe79
+# %% ../nbs/06_traces.ipynb #272a0623
 def _load_segments(db, files):
     "Load the segments `files`"
     columns = ', '.join(f'"{c}": \'{t}\'' for c,t in _COLUMNS.items())
@@ -338,7 +338,7 @@ def _load_run(db, path):
         FROM (SELECT from_json(?::JSON, ?) AS r)""", [digest(orjson.loads(text)['config']), text, _RUN])
     db.execute('INSERT INTO planned SELECT r.run_id, unnest(r.planned, recursive := true) FROM (SELECT from_json(?::JSON, ?) AS r)', [text, _RUN])
 
-# %% ../nbs/06_traces.ipynb #0b8bf93b
+# %% ../nbs/06_traces.ipynb #acac6d36
 @patch
 def _ask(self:Store, q, params, get):
     "`get` applied to the result of `q`, after a refresh"
@@ -363,7 +363,7 @@ def rows(self:Store,
     "The answer as plain Python values, for code that goes on with it"
     return self._ask(q, params, lambda r: [dict(zip([d[0] for d in r.description], row)) for row in r.fetchall()])
 
-# %% ../nbs/06_traces.ipynb #1263f3de
+# %% ../nbs/06_traces.ipynb #9ec4a143
 @patch
 def run(self:Store,
     run_id:str,          # names the run and its folder
@@ -396,7 +396,7 @@ def _check_same(old, new):
     told = '; '.join(f'{k} was {str(a.get(k))[:60]}, is {str(b.get(k))[:60]}' for k in diff)
     if diff: raise StoreError(f'run `{old["run_id"]}` was begun with another configuration: {told}', 'ask for the same again, or take another run_id')
 
-# %% ../nbs/06_traces.ipynb #71ccd31a
+# %% ../nbs/06_traces.ipynb #adc7ec59
 @patch
 def unfinished(self:Store,
     run_id:str # a run of this lab

@@ -1,0 +1,280 @@
+"What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
+import asyncio, os, random, signal, subprocess, sys
+from types import SimpleNamespace
+
+import orjson, pytest
+from fastcore.aio import run_sync
+
+from synth_lab.agent import Agent
+from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
+from synth_lab.rollout import RolloutError, call_seed, rollout
+from synth_lab.traces import Store, StoreError
+from synth_lab.world import ACTIONS, World, WorldError
+
+class Dice:
+    "A client whose model throws dice with the seed that it is sent; `before(n, payload)` runs ahead of call n and may fail, wait or reply"
+    endpoint = SimpleNamespace(name='dice', in_process=True)
+    def __init__(self, before=None): self.before,self.sent,self.now,self.most = before,[],0,0
+    def cost(self, model, usage): return .001
+
+    async def post(self, payload):
+        self.sent.append(payload)
+        self.now,self.most = self.now+1,max(self.most, self.now+1)
+        try:
+            said = self.before(len(self.sent), payload) if self.before else None
+            if asyncio.iscoroutine(said): said = await said
+        finally: self.now -= 1
+        return said or reply(random.Random(payload['seed']).choices(ACTIONS, k=5)), [dict(started_at='2026-01-31T12:00:00.000Z', latency_ms=1., http_status=200, error=None)]
+
+def reply(actions, name='interact_many'):
+    call = dict(id='call_0', function=dict(name=name, arguments=orjson.dumps(dict(actions=actions)).decode()))
+    return dict(model='dice-1', usage=dict(prompt_tokens=300, completion_tokens=5), choices=[dict(finish_reason='tool_calls', message=dict(role='assistant', content='I throw dice.', tool_calls=[call]))])
+
+def play(store, client, seeds=range(4), agent=Agent('dice'), run_id='r', max_turns=6, **kw):
+    return asyncio.run(rollout(store, client, agent, seeds, run_id=run_id, max_turns=max_turns, **kw))
+
+@pytest.fixture
+def store(tmp_path): return Store(tmp_path/'lab')
+
+@pytest.fixture(scope='module')
+def whole(tmp_path_factory):
+    "The same eight episodes without any trouble"
+    return play(Store(tmp_path_factory.mktemp('whole')/'lab'), Dice(), range(8)).episodes
+
+def same(episodes, whole):
+    columns = ['seed', 'status', 'ended_by', 'turns', 'steps', 'return', 'n_achievements', 'unlock_steps', 'calls', 'input_tokens', 'final_hash']
+    return episodes[columns].astype(str).values.tolist() == whole[columns].astype(str).values.tolist()
+
+def once(store, run_id='r'):
+    "Every turn and every step is there once, none is missing"
+    rows = store.rows('''SELECT e.turns, e.steps, (SELECT list(turn ORDER BY turn) FROM calls c WHERE c.episode_id = e.episode_id AND verdict IS NOT NULL) AS t,
+        (SELECT list(step ORDER BY step) FROM steps s WHERE s.episode_id = e.episode_id) AS s FROM episodes e WHERE run_id = ?''', run_id)
+    return all(o['t'] == [*range(1, o['turns']+1)] and o['s'] == [*range(1, o['steps']+1)] for o in rows)
+
+# What a run leaves behind
+
+def test_episodes_calls_steps_and_messages_agree(store, whole):
+    e = play(store, Dice(), range(8), split='train').episodes
+    assert same(e, whole) and once(store) and set(e.split) == {'train'} and set(e.status) == {'done'}
+    c = store.sql('SELECT * FROM calls')
+    assert len(c) == e.calls.sum() and c.turn_reward.sum() == e.n_achievements.sum() and set(c.verdict) == {'ok'} and set(c.response_model) == {'dice-1'}
+    totals = store.rows('SELECT episode_id, round(sum(reward), 6) AS r, flatten(list(unlocked ORDER BY step)) AS a FROM steps GROUP BY episode_id ORDER BY episode_id')
+    assert [(o['episode_id'], o['r'], o['a']) for o in totals] == [(o.episode_id, o['return'], list(o.achievements)) for _,o in e.sort_values('episode_id').iterrows()]
+    assert store.rows('SELECT count(*) AS n FROM calls c WHERE NOT list_has_all((SELECT list(msg_id) FROM messages), c.prompt_ids) OR attempts <> 1') == [dict(n=0)]
+
+def test_the_prompt_on_disk_is_the_prompt_that_was_sent(store):
+    dice = Dice()
+    play(store, dice, [3], Agent('dice', history=2))
+    bodies = {o['msg_id']:orjson.loads(o['body']) for o in store.rows('SELECT * FROM messages')}
+    told = [[bodies[i] for i in o['prompt_ids']] for o in store.rows('SELECT prompt_ids FROM calls ORDER BY turn')]
+    assert told == [o['messages'] for o in dice.sent] and len(told[-1]) == 1+2*3+1
+
+def test_an_episode_replays_from_its_steps(store):
+    e, = play(store, Dice(), [5]).episodes.to_dict('records')
+    world = World(5, length=200)
+    for o in store.rows('SELECT "action" FROM steps ORDER BY step'): world.step(ACTIONS.index(o['action']))
+    assert world.state_hash() == e['final_hash']
+
+def test_groups_share_a_world_and_differ_in_sampling(store):
+    run = play(store, Dice(), [1, 2], group_size=3)
+    assert run.episodes[['seed', 'sample']].values.tolist() == [[s, i] for s in (1, 2) for i in range(3)]
+    first = store.sql('SELECT e.seed, prompt_ids[2] AS seen, c.seed AS sampling FROM calls c JOIN episodes e USING (episode_id) WHERE turn = 1')
+    assert first.groupby('seed').seen.nunique().tolist() == [1, 1] and first.sampling.nunique() == 6
+    assert run.episodes.final_hash.nunique() > 2
+
+def test_call_seeds_differ_and_fit_31_bits():
+    seeds = {call_seed(r, dict(seed=s, sample=i), t) for r in range(3) for s in range(9) for i in range(3) for t in range(9)}
+    assert len(seeds) == 3*9*3*9 and max(seeds) < 2**31 and min(seeds) >= 0
+
+def test_no_more_episodes_at_once_than_asked(store):
+    dice = Dice(lambda n, p: asyncio.sleep(.001))
+    play(store, dice, range(8), concurrency=3)
+    assert dice.most == 3
+
+def test_ends_by_length_and_death_and_turns(store):
+    noop = Dice(lambda n, p: reply(['noop']*5))
+    assert play(store, noop, [0], length=12, max_turns=None).episodes[['ended_by', 'turns', 'steps']].values.tolist() == [['length', 3, 12]]
+    assert play(store, noop, [0], run_id='long', length=10_000, max_turns=None).episodes.ended_by.tolist() == ['death']
+    assert play(store, noop, [0], run_id='short', max_turns=2).episodes.ended_by.tolist() == ['max_turns']
+
+def test_nothing_is_shown_where_nobody_looks(store, capsys):
+    play(store, Dice())
+    assert capsys.readouterr() == ('', '')
+
+# Replies that cannot be used
+
+def test_an_unusable_reply_costs_a_turn_takes_no_step_and_is_told(store):
+    dice = Dice(lambda n, p: reply(['jump']) if n == 2 else None)
+    e, = play(store, dice, [0]).episodes.to_dict('records')
+    assert (e['status'], e['turns'], e['steps'], e['unusable'], e['verdicts']) == ('done', 6, 25, 1, {'ok':5, 'invalid_action':1})
+    user = [o['messages'][-1]['content'] for o in dice.sent]
+    assert '"jump" is not an action' in user[2] and [o.startswith('Crafter, step') for o in user] == [True, True, False, True, True, True]
+    assert user[2].endswith(user[1].rsplit('last actions:')[0].split('\n', 1)[1] + 'last actions: none')
+
+def test_a_model_that_never_calls_the_tool_comes_to_an_end(store):
+    e, = play(store, Dice(lambda n, p: reply(['do'], 'fly')), [0], length=30, max_turns=None).episodes.to_dict('records')
+    assert (e['status'], e['ended_by'], e['turns'], e['steps'], e['unusable'], e['return']) == ('done', 'max_turns', 30, 0, 30, 0.)
+
+# Failures
+
+def failing(n, error):
+    def before(i, payload):
+        if i == n: raise error
+    return Dice(before)
+
+@pytest.mark.parametrize('error', [ServerError('bad gateway', status=502), BadRequest('no', status=400), TimeoutError(), ZeroDivisionError('a bug'), EndpointDown('gone')])
+def test_one_failing_episode_leaves_seven_as_they_were(store, whole, error):
+    run = play(store, failing(13, error), range(8))
+    bad = run.episodes[run.episodes.status != 'done']
+    assert len(bad) == 1 and bad.iloc[0].status == 'error' and bad.iloc[0].error_type == type(error).__name__
+    assert bad['return'].isna().all() and bad.n_achievements.isna().all() and len(bad.iloc[0].achievements) >= 0
+    good = run.episodes[run.episodes.status == 'done']
+    assert same(good, whole[whole.seed.isin(good.seed)])
+    assert good['return'].mean() == run.episodes['return'].mean() == store.rows('SELECT avg("return") AS m FROM episodes')[0]['m']
+    failed = store.rows('SELECT verdict, http_status, error_type FROM calls WHERE error_type IS NOT NULL')
+    assert failed == [dict(verdict=None, http_status=getattr(error, 'status', None), error_type=type(error).__name__)]
+    assert '1 × error' in run._repr_markdown_()
+
+def test_context_length_truncates_and_still_counts(store):
+    e = play(store, failing(13, ContextLength('too long', status=400)), range(8)).episodes
+    cut = e[e.status == 'truncated'].iloc[0]
+    assert len(e[e.status == 'done']) == 7 and cut.error_type == 'ContextLength' and cut.ended_by is None or cut.isna().ended_by
+    assert e['return'].count() == 8
+
+def test_an_episode_that_takes_too_long_is_given_up(store, whole):
+    slow = Dice(lambda n, p: asyncio.sleep(60 if n == 13 else 0))
+    e = play(store, slow, range(8), episode_timeout=3).episodes
+    assert sorted(e.status) == ['done']*7 + ['timeout'] and e['return'].count() == 7
+    assert same(play(store, Dice(), range(8), resume=True).episodes, whole)
+
+@pytest.mark.parametrize('error,n', [(AuthError('key refused', status=401), 1), (ModelNotFoundError('no such model', status=404), 1), (EndpointDown('nothing there'), 1), (AuthError('key revoked', status=401), 9)])
+def test_what_concerns_the_whole_run_stops_it_at_once(store, error, n):
+    def before(i, payload):
+        if i >= n: raise error
+    dice = Dice(before)
+    with pytest.raises(type(error)) as e: play(store, dice, range(50), concurrency=4)
+    assert e.value is error and len(dice.sent) <= n+4
+    counts = {o['status']:o['n'] for o in store.rows('SELECT status, count(*) AS n FROM episodes GROUP BY status')}
+    assert counts['error'] >= 1 and counts['planned'] == 46 and store.rows('SELECT count("return") AS n FROM episodes') == [dict(n=0)]
+
+def test_a_lab_that_cannot_be_written_stops_the_run(store, monkeypatch):
+    write,left = os.write,[20]
+    def full(fd, data):
+        left[0] -= 1
+        if left[0] < 0: raise OSError(28, 'No space left on device')
+        return write(fd, data)
+    monkeypatch.setattr(os, 'write', full)
+    with pytest.raises(StoreError, match='No space left on device.*resume the run'): play(store, Dice(), range(8))
+    monkeypatch.undo()
+    assert len(play(store, Dice(), range(8), resume=True).episodes.query('status == "done"')) == 8 and once(store)
+
+def test_keys_do_not_reach_the_disk(store):
+    key = 'sk-abcdefghijklmnopqrstuvwxyz123456'
+    play(store, failing(2, ServerError(f'bad key {key}', status=500)))
+    assert key.encode() not in b''.join(p.read_bytes() for p in store.path.rglob('*') if p.is_file())
+    assert store.sql("SELECT error_message FROM episodes WHERE status = 'error'").error_message[0] == 'bad key [redacted]'
+
+# Going on
+
+@pytest.mark.parametrize('agent', [Agent('dice'), Agent('dice', history=2), Agent('dice', history='full')])
+def test_a_resumed_episode_sends_what_it_would_have_sent(tmp_path, agent):
+    "Also across unusable replies, which the next prompt must mention"
+    odd = lambda n, p: reply(['jump']) if p['seed'] % 3 == 0 else None
+    def breaking(n, p):
+        if n == 5: raise ServerError('down')
+        return odd(n, p)
+    straight,first,second = Dice(odd),Dice(breaking),Dice(odd)
+    a = play(Store(tmp_path/'a'), straight, [7], agent, max_turns=12).episodes
+    store = Store(tmp_path/'b')
+    assert play(store, first, [7], agent, max_turns=12).episodes.status.tolist() == ['error']
+    b = play(store, second, [7], agent, max_turns=12, resume=True).episodes
+    assert [o['messages'] for o in first.sent[:4] + second.sent] == [o['messages'] for o in straight.sent]
+    assert 0 < a.unusable[0] < 12
+    assert a.final_hash.tolist() == b.final_hash.tolist() and a.verdicts.tolist() == b.verdicts.tolist() and b.calls.tolist() == [13] and once(store)
+
+KILLED = '''
+from test_rollout import *
+async def slow(n, p): await asyncio.sleep(.02); print(n, flush=True)
+play(Store(sys.argv[1]), Dice(slow), range(8), max_turns=6, concurrency=5, resume=True)
+'''
+
+def child(store):
+    env = os.environ | dict(PYTHONPATH=os.path.dirname(__file__))
+    return subprocess.Popen([sys.executable, '-c', KILLED, str(store.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+
+def test_after_kill_9_only_what_is_missing_is_played(store, whole):
+    p = child(store)
+    for _ in range(29): p.stdout.readline()
+    p.kill()
+    p.communicate()
+    segment, = (store.path/'runs'/'r'/'live').iterdir()
+    segment.write_bytes(segment.read_bytes()[:-9])
+    on_disk = len(store.rows('SELECT * FROM calls'))
+    ended = len(store.rows("SELECT * FROM episodes WHERE status = 'done'"))
+    dice = Dice()
+    e = play(store, dice, range(8), concurrency=5, resume=True).episodes
+    assert same(e, whole) and once(store) and e.attempt.tolist() == [1]*8
+    assert 20 < on_disk and ended < 8 and len(dice.sent) == 8*6 - on_disk
+    assert store.rows('SELECT count(*) AS files, sum(torn)::INT AS torn FROM segments') == [dict(files=2, torn=1)]
+
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(store, whole):
+    p = child(store)
+    for _ in range(33): p.stdout.readline()
+    p.send_signal(signal.SIGINT)
+    out,err = p.communicate(timeout=30)
+    assert p.returncode != 0 and "the same call with run_id='r', resume=True" in err
+    e = store.sql('SELECT * FROM episodes')
+    assert set(e.status) <= {'done', 'cancelled', 'planned'} and 'cancelled' in set(e.status) and e.steps.sum() > 100
+    assert e[e.status == 'cancelled']['return'].isna().all()
+    dice = Dice()
+    assert same(play(store, dice, range(8), concurrency=5, resume=True).episodes, whole)
+    assert once(store) and store.rows("SELECT count(*) AS n FROM calls") == [dict(n=48)] and len(dice.sent) == 48 - e.turns.sum()
+
+def test_resuming_a_finished_run_calls_nobody(store):
+    play(store, Dice())
+    dice = Dice()
+    assert play(store, dice, resume=True).episodes.status.tolist() == ['done']*4 and dice.sent == []
+
+def test_an_end_that_was_lost_needs_no_call(store, whole):
+    play(store, Dice(), range(8))
+    segment, = (store.path/'runs'/'r'/'live').iterdir()
+    segment.write_bytes(b''.join(o for o in segment.read_bytes().splitlines(True) if b'"kind":"episode_end"' not in o))
+    dice = Dice()
+    assert same(play(store, dice, range(8), resume=True).episodes, whole) and dice.sent == []
+
+@pytest.mark.parametrize('old,new', [(b'"reward":0.0', b'"reward":0.5'), (b'"turn":2', b'"turn":3'), (b'"choices"', b'"chances"')])
+def test_a_record_that_does_not_replay_is_played_anew(store, whole, old, new):
+    "A reward that was not paid, a turn that is missing, replies that cannot be read"
+    play(store, failing(5, ServerError('down')), [0])
+    segment, = (store.path/'runs'/'r'/'live').iterdir()
+    lines = segment.read_bytes().splitlines(True)
+    at = [i for i,o in enumerate(lines) if b'"kind":"call"' in o][1]
+    assert old in lines[at]
+    lines[at] = lines[at].replace(old, new)
+    segment.write_bytes(b''.join(lines))
+    dice = Dice()
+    e = play(store, dice, [0], resume=True).episodes
+    assert same(e, whole[:1]) and e.attempt.tolist() == [2] and len(dice.sent) == 6 and once(store)
+    assert store.rows('SELECT count(*) AS n FROM calls_all WHERE attempt = 1') == [dict(n=5)]
+
+def test_a_run_goes_on_only_as_it_was_begun(store):
+    play(store, Dice())
+    with pytest.raises(StoreError, match='pass resume=True'): play(store, Dice())
+    with pytest.raises(StoreError, match='length was 200, is 100'): play(store, Dice(), length=100, resume=True)
+    with pytest.raises(StoreError, match='model was dice, is loaded'): play(store, Dice(), agent=Agent('loaded'), resume=True)
+    with pytest.raises(StoreError, match='planned was'): play(store, Dice(), range(5), resume=True)
+    with pytest.raises(RolloutError, match='which run'): play(store, Dice(), run_id=None, resume=True)
+
+# What is refused before anything is written
+
+@pytest.mark.parametrize('error,kw', [(RolloutError, dict(seeds=[])), (RolloutError, dict(seeds=[1, 1])), (RolloutError, dict(concurrency=0)), (RolloutError, dict(group_size=0)), (RolloutError, dict(length=0)),
+    (RolloutError, dict(max_turns=-1)), (RolloutError, dict(length=2.5)), (WorldError, dict(difficulty='impossible')), (RolloutError, dict(seeds=[-1])), (RolloutError, dict(seeds=[1, 'x'])), (RolloutError, dict(seeds=[True])), (StoreError, dict(run_id='a/b'))])
+def test_nonsense_is_refused_before_anything_is_written(store, error, kw):
+    with pytest.raises(error): play(store, Dice(), **kw)
+    assert not store.path.exists()
+
+def test_it_runs_from_a_script_a_notebook_and_inside_a_coroutine(store, whole):
+    "`run_sync` is what the synchronous doors use; it works while a loop is running"
+    async def notebook(): return run_sync(rollout(store, Dice(), Agent('dice'), range(8), run_id='inside', max_turns=6))
+    assert same(asyncio.run(notebook()).episodes, whole)
+    assert same(run_sync(rollout(store, Dice(), Agent('dice'), range(8), run_id='script', max_turns=6)).episodes, whole)
