@@ -95,13 +95,14 @@ def _counts(values):
     "`2 error, 1 truncated`"
     return ', '.join(f'{n} {k}' for k,n in values.value_counts().items())
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Explanation:
     "What each rule removed"
     table:pd.DataFrame # one row a rule: `rule`, `keeps`, `before`, `removed`, `after`, `removed were`
     means:pd.DataFrame # mean achievements and return of finished episodes, before and after
 
-    def _repr_markdown_(self):
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self):
         cells = [list(self.table), ['---']*len(self.table.columns), *self.table.astype(str).to_numpy().tolist()]
         table = '\n'.join(f'| {" | ".join(row)} |' for row in cells)
         told = [f'{b:.2f} → ' + ('none left' if np.isnan(a) else f'{a:.2f}') for b,a in (self.means[c] for c in self.means)]
@@ -110,7 +111,7 @@ class Explanation:
 # %% ../nbs/09_filters.ipynb #7983f6a7
 def _kept(verdict, filter): return verdict[verdict[['finished', *filter.rules]].all(axis=1)].reset_index(drop=True)
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Selection:
     "The episodes and turns that a filter keeps"
     filter:Filter
@@ -122,7 +123,8 @@ class Selection:
     def episodes(self): return _kept(self.verdict, self.filter)
     @property
     def turns(self): return int((self.replies == 'ok').sum())
-    def _repr_markdown_(self): return self.explain()._repr_markdown_()
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self): return repr(self.explain())
 
 # %% ../nbs/09_filters.ipynb #b36bb52f
 def _say(value):
@@ -339,7 +341,7 @@ def row_problems(
     return [Problem(n, *o) for o in found]
 
 # %% ../nbs/09_filters.ipynb #ada30ccf
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Report:
     "What `validate` found in a file"
     path:Path
@@ -348,7 +350,8 @@ class Report:
 
     @property
     def ok(self): return not self.problems
-    def _repr_markdown_(self):
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self):
         head = f'`{self.path.name}`: {self.rows} rows, ' + (f'{len(self.problems)} problems' if self.problems else 'no problems')
         shown = [f'| {p.line} | {p.path and f"`{p.path}`"} | {p.reason} | {p.fix} |'.replace('\n', ' ') for p in self.problems[:20]]
         rest = [f'\nshowing 20 of {len(self.problems)}'] if len(self.problems) > 20 else []
@@ -382,7 +385,7 @@ def _publish(path, data):
         os.replace(tmp, path)
     finally: tmp.unlink(missing_ok=True)
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Dataset:
     "A fine-tuning file and its card"
     path:Path # the JSONL file
@@ -390,7 +393,8 @@ class Dataset:
 
     @property
     def rows(self): return self.card['rows']
-    def _repr_markdown_(self):
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self):
         c = self.card
         return (f'`{self.path.name}`: **{c["rows"]} rows** of {c["episodes"]} episodes, {c["bytes"]/1000:.0f} kB, '
             f'sha256 `{c["sha256"][:12]}…`; card: `{card_path(self.path).name}`')

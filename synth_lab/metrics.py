@@ -190,7 +190,7 @@ def summary(
     return pd.DataFrame(rows).set_index(by if len(by) > 1 else by[0])
 
 # %% ../nbs/08_metrics.ipynb #d520b4b5
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Paired:
     "How much better `a` is than `b` on the worlds both have finished"
     a:str       # model of the first group
@@ -210,6 +210,7 @@ class Paired:
         out = [f'{n} that only {m} finished' for m,n in ((self.a, self.only_a), (self.b, self.only_b)) if n]
         return (f'{self.a} − {self.b}: {self.diff:+.2f} {self.value} [{self.lo:+.2f}, {self.hi:+.2f}] on {self.n} shared seeds, p = {self.p:.2g}'
             + (f' (left out: {", ".join(out)})' if out else ''))
+    def __repr__(self): return str(self)
     def _repr_markdown_(self): return str(self)
 
 # %% ../nbs/08_metrics.ipynb #5d3fc42e
