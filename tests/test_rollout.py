@@ -3,11 +3,10 @@ import asyncio, os, random, signal, subprocess, sys
 from types import SimpleNamespace
 
 import orjson, pytest
-from fastcore.aio import run_sync
 
 from synth_lab.agent import Agent
 from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
-from synth_lab.rollout import RolloutError, call_seed, rollout
+from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync
 from synth_lab.traces import Store, StoreError
 from synth_lab.world import ACTIONS, World, WorldError
 
@@ -172,7 +171,7 @@ def test_keys_do_not_reach_the_disk(store):
     key = 'sk-abcdefghijklmnopqrstuvwxyz123456'
     play(store, failing(2, ServerError(f'bad key {key}', status=500)))
     assert key.encode() not in b''.join(p.read_bytes() for p in store.path.rglob('*') if p.is_file())
-    assert store.sql("SELECT error_message FROM episodes WHERE status = 'error'").error_message[0] == 'bad key [redacted]'
+    assert '[redacted]' in store.sql("SELECT error_message FROM episodes WHERE status = 'error'").error_message[0]
 
 # Going on
 
@@ -195,12 +194,14 @@ def test_a_resumed_episode_sends_what_it_would_have_sent(tmp_path, agent):
 KILLED = '''
 from test_rollout import *
 async def slow(n, p): await asyncio.sleep(.02); print(n, flush=True)
-play(Store(sys.argv[1]), Dice(slow), range(8), max_turns=6, concurrency=5, resume=True)
+how = dict(max_turns=6, concurrency=5, resume=True)
+if sys.argv[2] == 'play': play(Store(sys.argv[1]), Dice(slow), range(8), **how)
+else: rollout_sync(Store(sys.argv[1]), Dice(slow), Agent('dice'), range(8), run_id='r', **how)
 '''
 
-def child(store):
+def child(store, door='play'):
     env = os.environ | dict(PYTHONPATH=os.path.dirname(__file__))
-    return subprocess.Popen([sys.executable, '-c', KILLED, str(store.path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
+    return subprocess.Popen([sys.executable, '-c', KILLED, str(store.path), door], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env)
 
 def test_after_kill_9_only_what_is_missing_is_played(store, whole):
     p = child(store)
@@ -217,8 +218,9 @@ def test_after_kill_9_only_what_is_missing_is_played(store, whole):
     assert 20 < on_disk and ended < 8 and len(dice.sent) == 8*6 - on_disk
     assert store.rows('SELECT count(*) AS files, sum(torn)::INT AS torn FROM segments') == [dict(files=2, torn=1)]
 
-def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(store, whole):
-    p = child(store)
+@pytest.mark.parametrize('door', ['play', 'sync'])
+def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(store, whole, door):
+    p = child(store, door)
     for _ in range(33): p.stdout.readline()
     p.send_signal(signal.SIGINT)
     out,err = p.communicate(timeout=30)
@@ -274,7 +276,7 @@ def test_nonsense_is_refused_before_anything_is_written(store, error, kw):
     assert not store.path.exists()
 
 def test_it_runs_from_a_script_a_notebook_and_inside_a_coroutine(store, whole):
-    "`run_sync` is what the synchronous doors use; it works while a loop is running"
-    async def notebook(): return run_sync(rollout(store, Dice(), Agent('dice'), range(8), run_id='inside', max_turns=6))
+    def sync(run_id): return rollout_sync(store, Dice(), Agent('dice'), range(8), run_id=run_id, max_turns=6)
+    async def notebook(): return sync('inside')
     assert same(asyncio.run(notebook()).episodes, whole)
-    assert same(run_sync(rollout(store, Dice(), Agent('dice'), range(8), run_id='script', max_turns=6)).episodes, whole)
+    assert same(sync('script').episodes, whole)
