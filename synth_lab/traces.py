@@ -6,7 +6,7 @@
 __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 'Segment', 'RunWriter', 'Tables', 'Store',
            'provenance']
 
-# %% ../nbs/06_traces.ipynb #a2c7d101
+# %% ../nbs/06_traces.ipynb #782c1b5c
 import fcntl, hashlib, json, os, platform, re, threading, time, warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -16,10 +16,10 @@ from fastcore.basics import patch
 
 from .core import LabError, did_you_mean, digest, now
 
-# %% ../nbs/06_traces.ipynb #72a8d32e
+# %% ../nbs/06_traces.ipynb #ebf9a9a5
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
 
-# %% ../nbs/06_traces.ipynb #39beb931
+# %% ../nbs/06_traces.ipynb #4e70a8a9
 _STEP = 'STRUCT(step INTEGER, "action" VARCHAR, effect VARCHAR, reward DOUBLE, unlocked VARCHAR[], health INTEGER, terminated BOOLEAN, truncated BOOLEAN)'
 _WHO = dict(episode_id='VARCHAR', attempt='INTEGER')
 EVENTS = dict(
@@ -38,13 +38,13 @@ EVENTS = dict(
         'input_tokens':'BIGINT', 'output_tokens':'BIGINT', 'cost_usd':'DOUBLE', 'started_at':'TIMESTAMPTZ', 'ended_at':'TIMESTAMPTZ',
         'wall_s':'DOUBLE', 'error_type':'VARCHAR', 'error_message':'VARCHAR', 'final_hash':'VARCHAR'})
 
-# %% ../nbs/06_traces.ipynb #e540af60
+# %% ../nbs/06_traces.ipynb #5bedcc13
 def _line(event):
     "`event` as one line of JSON, whatever a server put into it"
     try: return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
     except TypeError: return json.dumps(event, ensure_ascii=False, default=str).encode('utf-8', 'replace') + b'\n'
 
-# %% ../nbs/06_traces.ipynb #d2a9179e
+# %% ../nbs/06_traces.ipynb #1f1ed899
 class Segment:
     "One writer's append-only file; what `append` returned from survives this process"
     def __init__(self,
@@ -67,7 +67,7 @@ class Segment:
         if self.synced < size: os.fsync(self.fd)
         self.synced = size
 
-# %% ../nbs/06_traces.ipynb #b52818a6
+# %% ../nbs/06_traces.ipynb #e31f7a46
 def _publish(path, obj):
     "Write `obj` to `path` as JSON so that nobody ever sees half of it"
     tmp = path.with_suffix(f'.{os.getpid()}.tmp')
@@ -84,7 +84,7 @@ def _sync_dir(path):
     try: os.fsync(fd)
     finally: os.close(fd)
 
-# %% ../nbs/06_traces.ipynb #68d9dd58
+# %% ../nbs/06_traces.ipynb #5c381527
 SEGMENT_BYTES = 16<<20  # a segment that reached this size is followed by another one
 
 class RunWriter:
@@ -116,10 +116,11 @@ def _hold(folder):
     except BlockingIOError:
         os.close(fd)
         pids = [p.stem.split('-')[-2] for p in sorted((folder/'live').glob('*.jsonl'), key=os.path.getmtime)]
-        raise StoreError(f'run `{folder.name}` is being written right now' + (f' by process {pids[-1]}' if pids else ''), 'wait for it, stop it, or take another run_id') from None
+        by = f' by process {pids[-1]}' if pids else ''
+        raise StoreError(f'run `{folder.name}` is being written right now{by}', 'wait for it, stop it, or take another run_id') from None
     return fd
 
-# %% ../nbs/06_traces.ipynb #f407a987
+# %% ../nbs/06_traces.ipynb #a5e90d6d
 @patch
 def _append(self:RunWriter, make):
     "Append the bytes that `make()` returns to a segment that is whole and not full"
@@ -130,7 +131,8 @@ def _append(self:RunWriter, make):
                 self._segments.append(Segment(self.folder/'live', self.worker))
                 _sync_dir(self.folder/'live')
             self._segments[-1].append(make())
-        except OSError as e: raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', 'what was written before is kept; make room or mend the folder, then resume the run') from None
+        except OSError as e:
+            raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', 'what was written before is kept; make room or mend the folder, then resume the run') from None
 
 @patch
 def write(self:RunWriter,
@@ -145,7 +147,7 @@ def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
     if bad := fields.keys() - EVENTS[kind].keys(): raise StoreError(f'`{kind}` has no field `{min(bad)}`', did_you_mean(min(bad), EVENTS[kind]))
 
-# %% ../nbs/06_traces.ipynb #8847b242
+# %% ../nbs/06_traces.ipynb #9d2d5ba0
 @patch
 def call(self:RunWriter,
     prompt:list=(),     # the messages sent, in order
@@ -171,7 +173,7 @@ def _message(self:RunWriter, message, lines):
         lines.append(_line(dict(kind='message', msg_id=id, role='tools' if isinstance(message, list) else message.get('role'), body=body.decode())))
     return id
 
-# %% ../nbs/06_traces.ipynb #fce97855
+# %% ../nbs/06_traces.ipynb #22cfacf6
 class Tables(dict):
     "Table → {column: meaning}"
     def _repr_markdown_(self):
@@ -180,43 +182,50 @@ class Tables(dict):
 _ID = dict(run_id='the run', episode_id='`<run_id>:<seed>:<sample>`', attempt='1, 2, …: times it was begun from its first step')
 _USE = dict(input_tokens='tokens of the prompt', output_tokens='tokens of the reply, reasoning included', cost_usd='US dollars; NULL when a price is unknown')
 _ERR = dict(error_type='class of the error', error_message='what it said')
+_SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="the world's rules")
 _NOTE = 'NULL unless the status is `done` or `truncated`'
 
 SCHEMA = Tables(
-    runs=dict(run_id='one call of the rollout engine', created_at='when its `run.json` was written', model='model id', endpoint='where the model is served',
-        split='`train`, `eval`, …', difficulty="the world's rules", length='steps after which an episode ends', episodes='planned episodes',
-        finished='of these, `done` or `truncated`', failed='of these, `error`, `timeout` or `cancelled`', open='of these, `planned` or `running`',
+    runs=dict(run_id='one call of the rollout engine', created_at='when its `run.json` was written') | _SET | dict(
+        length='steps after which an episode ends', episodes='planned episodes', finished='of these, `done` or `truncated`',
+        failed='of these, `error`, `timeout` or `cancelled`', open='of these, `planned` or `running`',
         torn='lines dropped because a writer died in the middle', config='everything that was asked for', config_id='digest of `config`',
         provenance='versions of the software', schema_version='layout of the files'),
-    episodes=_ID | {'model':'model id', 'endpoint':'where the model is served', 'seed':"the world's seed", 'sample':'0, 1, …: place in the group of its seed', 'split':'`train`, `eval`, …',
-        'difficulty':"the world's rules", 'rng':"the world's random stream: `pure` or `crafter-64`", 'length':'steps after which it ends',
-        'status':'`planned, running, done, truncated, error, timeout, cancelled`', 'ended_by':'`death`, `length`, `max_turns`; NULL unless `done`',
-        'turns':'turns played', 'steps':'world steps played', 'return':f'sum of rewards; {_NOTE}', 'n_achievements':f'achievements unlocked; {_NOTE}',
+    episodes=_ID | _SET | {
+        'seed':"the world's seed", 'sample':'0, 1, …: place in the group of its seed', 'rng':"the world's random stream: `pure` or `crafter-64`",
+        'length':'steps after which it ends', 'status':'`planned, running, done, truncated, error, timeout, cancelled`',
+        'ended_by':'`death`, `length`, `max_turns`; NULL unless `done`', 'turns':'turns played', 'steps':'world steps played',
+        'return':f'sum of rewards; {_NOTE}', 'n_achievements':f'achievements unlocked; {_NOTE}',
         'achievements':'their names, in order of unlocking, also of an unfinished episode', 'unlock_steps':'the step of each, same order; NULL while it runs',
-        'calls':'calls made', 'unusable':'replies that could not be acted on', 'verdicts':'verdict → number of replies'} | _USE | {
-        'started_at':'first step of this attempt', 'ended_at':'its end', 'wall_s':'seconds of play since it was last started'} | _ERR | {
-        'final_hash':"hash of the world's state at the end"})
+        'calls':'calls made', 'unusable':'replies that could not be acted on', 'verdicts':'verdict → number of replies'} | _USE | dict(
+        started_at='first step of this attempt', ended_at='its end', wall_s='seconds of play since it was last started') | _ERR | dict(
+        final_hash="hash of the world's state at the end"))
 
-# %% ../nbs/06_traces.ipynb #416d15a4
+# %% ../nbs/06_traces.ipynb #0660b6c6
 SCHEMA |= dict(
     calls=_ID | dict(turn='1, 2, …', call_id='unique', model='model id asked for', response_model='model id the server named', started_at='when it was sent',
-        latency_ms='until the reply was read, waiting between tries included', attempts='tries', tries='each try: started_at, latency_ms, http_status, error', http_status='of the last try',
-        verdict='what the reply was: `ok, no_call, malformed, truncated, unknown_tool, invalid_action, refused`; NULL when none came', finish_reason="the server's", problem='what the model was told about an unusable reply',
-        thought="the model's reasoning", tool_name='tool called', arguments='its arguments, verbatim', actions='actions to take; empty unless the verdict is `ok`', logprobs='log probability of each action, where the server gives it',
-        turn_reward='achievements newly unlocked by the turn') | _USE | dict(seed='sampling seed sent', temperature='sampling temperature',
-        prompt_ids='messages sent, in order: `messages.msg_id`', output_id="the assistant's message", tools_id='the tool schemas') | _ERR | dict(raw="the server's reply, verbatim JSON"),
-    steps=_ID | dict(turn='turn that decided it', step='1, 2, … within the episode', call_id='call that decided it', action='one of the 17', effect='what it did, in words', reward="the world's",
-        unlocked='achievements newly unlocked', health='after the step', terminated='the player died', truncated='the length was reached'),
+        latency_ms='until the reply was read, waiting between tries included', attempts='tries', tries='each try: started_at, latency_ms, http_status, error',
+        http_status='of the last try', verdict='`ok, no_call, malformed, truncated, unknown_tool, invalid_action, refused`; NULL when no reply came',
+        finish_reason="the server's", problem='what the model was told about an unusable reply', thought="the model's reasoning", tool_name='tool called',
+        arguments='its arguments, verbatim', actions='actions to take; empty unless the verdict is `ok`',
+        logprobs='log probability of each action, where the server gives it', turn_reward='achievements newly unlocked by the turn') | _USE | dict(
+        seed='sampling seed sent', temperature='sampling temperature', prompt_ids='messages sent, in order: `messages.msg_id`',
+        output_id="the assistant's message", tools_id='the tool schemas') | _ERR | dict(raw="the server's reply, verbatim JSON"),
+    steps=_ID | dict(turn='turn that decided it', step='1, 2, … within the episode', call_id='call that decided it', action='one of the 17',
+        effect='what it did, in words', reward="the world's", unlocked='achievements newly unlocked', health='after the step',
+        terminated='the player died', truncated='the length was reached'),
     messages=dict(msg_id='hash of `body`', role='`system, user, assistant, tool`; `tools` for tool schemas', body='the message, verbatim JSON'),
-    rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`', name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
+    rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`',
+        name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
     segments=dict(run_id='the run', segment='file', lines='events read', torn='lines dropped: torn or unreadable'))
 
-# %% ../nbs/06_traces.ipynb #9d1ab2ba
+# %% ../nbs/06_traces.ipynb #ec0e5e50
 _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
-    calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms, coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status,
-        verdict, finish_reason, problem, thought, tool_name, arguments, actions, logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id,
-        error_type, error_message, raw FROM events WHERE kind = 'call'""",
+    calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms,
+        coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status, verdict, finish_reason, problem, thought, tool_name, arguments, actions,
+        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message, raw
+        FROM events WHERE kind = 'call'""",
     steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
         FROM (SELECT run_id, episode_id, attempt, turn, call_id, unnest(steps) AS s FROM events WHERE kind = 'call')""",
     starts="""SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) FILTER (kind = 'episode') AS resumed_at
@@ -224,18 +233,19 @@ _VIEWS = dict(
     newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM starts GROUP BY ALL",
     ends=f"""SELECT * FROM events WHERE kind = 'episode_end'
         QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
-    under_way=f"""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
+    under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
         flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
         FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt) WHERE kind = 'call' GROUP BY ALL""",
-    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, p.seed, p.sample, r.split, r.difficulty, r.rng, r.length,
-        CASE WHEN e.status IN {_FINAL} OR e.ended_at >= coalesce(s.resumed_at, e.ended_at) THEN e.status WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END AS status, e.ended_by,
-        coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps, CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return",
-        CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements, coalesce(e.achievements, u.achievements, []) AS achievements, e.unlock_steps,
-        coalesce(e.calls, u.calls, 0) AS calls, e.unusable, e.verdicts, e.input_tokens, e.output_tokens, e.cost_usd, s.started_at, e.ended_at, e.wall_s, e.error_type, e.error_message, e.final_hash
+    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty, p.seed, p.sample, r.rng, r.length,
+        CASE WHEN e.status IN {_FINAL} OR e.ended_at >= coalesce(s.resumed_at, e.ended_at) THEN e.status WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END AS status,
+        e.ended_by, coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps,
+        CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return", CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements,
+        coalesce(e.achievements, u.achievements, []) AS achievements, e.unlock_steps, coalesce(e.calls, u.calls, 0) AS calls, e.unusable, e.verdicts,
+        e.input_tokens, e.output_tokens, e.cost_usd, s.started_at, e.ended_at, e.wall_s, e.error_type, e.error_message, e.final_hash
         FROM planned p JOIN run_files r USING (run_id) LEFT JOIN starts s USING (run_id, episode_id)
         LEFT JOIN ends e USING (run_id, episode_id, attempt) LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
 
-# %% ../nbs/06_traces.ipynb #ee18cdb1
+# %% ../nbs/06_traces.ipynb #79ad4e80
 _newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
 _VIEWS |= dict(
     episodes="FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt",
@@ -247,16 +257,15 @@ _VIEWS |= dict(
         UNION ALL SELECT run_id, episode_id, attempt, 'turn', NULL, turn, 'achievements', turn_reward, 'env' FROM calls WHERE verdict IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'return', "return", 'env' FROM episodes WHERE "return" IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'achievements', n_achievements, 'env' FROM episodes WHERE n_achievements IS NOT NULL""",
-    runs=f"""SELECT run_id, any_value(r.created_at) AS created_at, any_value(r.model) AS model, any_value(r.endpoint) AS endpoint, any_value(r.split) AS split, any_value(r.difficulty) AS difficulty,
-        any_value(r.length) AS length, count(e.episode_id) AS episodes, count(*) FILTER (e.status IN {_FINAL}) AS finished, count(*) FILTER (e.status IN ('error', 'timeout', 'cancelled')) AS failed,
-        count(*) FILTER (e.status IN ('planned', 'running')) AS open, coalesce((SELECT sum(torn) FROM segments s WHERE s.run_id = r.run_id), 0)::BIGINT AS torn,
-        any_value(config) AS config, any_value(config_id) AS config_id, any_value(provenance) AS provenance, any_value(schema_version) AS schema_version
-        FROM run_files r LEFT JOIN episodes e USING (run_id) GROUP BY run_id ORDER BY created_at, run_id""")
+    runs=f"""SELECT r.run_id, r.created_at, r.model, r.endpoint, r.split, r.difficulty, r.length, e.episodes, e.finished, e.failed, e.open,
+        coalesce(s.torn, 0)::BIGINT AS torn, r.config, r.config_id, r.provenance, r.schema_version
+        FROM run_files r LEFT JOIN (SELECT run_id, sum(torn) AS torn FROM segments GROUP BY run_id) s USING (run_id)
+        LEFT JOIN (SELECT run_id, count(*) AS episodes, count(*) FILTER (status IN {_FINAL}) AS finished, count(*) FILTER (status IN ('planned', 'running')) AS open,
+            count(*) FILTER (status IN ('error', 'timeout', 'cancelled')) AS failed FROM episodes GROUP BY run_id) e USING (run_id) ORDER BY r.created_at, r.run_id""")
 
-# %% ../nbs/06_traces.ipynb #64b1f9f8
+# %% ../nbs/06_traces.ipynb #b5148cdc
 SCHEMA_VERSION = 1
 _LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs'}
-_RUN = '{"run_id":"VARCHAR","created_at":"TIMESTAMPTZ","schema":"INTEGER","config":"JSON","provenance":"JSON","planned":[{"episode_id":"VARCHAR","seed":"BIGINT","sample":"INTEGER"}]}'
 
 def _check_lab(path):
     "Raise a `StoreError` unless `path` is a lab, or can become one"
@@ -267,7 +276,8 @@ def _check_lab(path):
             raise StoreError(f'{path} was written by a newer synth_lab: schema {found}, this one reads {SCHEMA_VERSION}', 'pip install -U synth_lab')
     elif strange := [o for o in names if o not in _LAYOUT]:
         near = [p for p in (path.parent, *path.iterdir()) if (p/'lab.json').is_file()]
-        raise StoreError(f'{path} is not a lab: expected lab.json in it, or an empty folder; found {", ".join(strange[:5])}', f'did you mean {near[0]}?' if near else 'give the folder that holds lab.json, or a new name')
+        raise StoreError(f'{path} is not a lab: expected lab.json in it, or an empty folder; found {", ".join(strange[:5])}',
+            f'did you mean {near[0]}?' if near else 'give the folder that holds lab.json, or a new name')
 
 class Store:
     "A lab's traces: `run` writes them, `sql` asks them"
@@ -278,22 +288,28 @@ class Store:
         _check_lab(self.path)
         self._lock,self._runs,self._stamps,self._db = threading.RLock(),set(),{},_open_db()
 
-    def __repr__(self): return '<Store of {} runs, {} episodes, {} calls>'.format(*self.rows('SELECT (SELECT count(*) FROM runs), (SELECT count(*) FROM episodes), (SELECT count(*) FROM calls)')[0].values())
+    def __repr__(self):
+        return '<Store of {} runs, {} episodes, {} calls>'.format(*(self.rows(f'SELECT count(*) AS n FROM {t}')[0]['n'] for t in ('runs', 'episodes', 'calls')))
 
-# %% ../nbs/06_traces.ipynb #78c613b8
+# %% ../nbs/06_traces.ipynb #97b6c74b
 _COLUMNS = {'kind':'VARCHAR'} | {f:t for fields in EVENTS.values() for f,t in fields.items()}
+_PLANNED = dict(episode_id='VARCHAR', seed='BIGINT', sample='INTEGER')
+_RUN = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema='INTEGER', config='JSON', provenance='JSON', planned=[_PLANNED])
+_CONFIG = dict(model='VARCHAR', endpoint='VARCHAR', split='VARCHAR', difficulty='VARCHAR', rng='VARCHAR', length='INTEGER')
+
+def _typed(columns): return ', '.join(f'"{c}" {t}' for c,t in columns.items())
 
 def _open_db():
     "An empty in-memory DuckDB with the store's tables and views"
     db = duckdb.connect(config=dict(autoinstall_known_extensions='false', autoload_known_extensions='false'))
     db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
-    db.execute('CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {})'.format(', '.join(f'"{c}" {t}' for c,t in _COLUMNS.items())))
-    db.execute('CREATE TABLE planned (run_id VARCHAR, episode_id VARCHAR, seed BIGINT, sample INTEGER)')
-    db.execute('CREATE TABLE run_files (run_id VARCHAR, created_at TIMESTAMPTZ, schema_version INTEGER, model VARCHAR, endpoint VARCHAR, split VARCHAR, difficulty VARCHAR, rng VARCHAR, length INTEGER, config JSON, config_id VARCHAR, provenance JSON)')
+    db.execute(f'CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {_typed(_COLUMNS)})')
+    db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
+    db.execute(f'CREATE TABLE run_files (run_id VARCHAR, created_at TIMESTAMPTZ, schema_version INTEGER, {_typed(_CONFIG)}, config JSON, config_id VARCHAR, provenance JSON)')
     for name,q in _VIEWS.items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
 
-# %% ../nbs/06_traces.ipynb #f53c3c9d
+# %% ../nbs/06_traces.ipynb #4424d517
 @patch
 def refresh(self:Store)->Store: # itself
     "Read what was written since the last time"
@@ -321,7 +337,7 @@ def _load(self:Store, runs, stamps):
             db.execute('COMMIT')
     self._runs,self._stamps = runs,stamps
 
-# %% ../nbs/06_traces.ipynb #272a0623
+# %% ../nbs/06_traces.ipynb #6776b260
 def _load_segments(db, files):
     "Load the segments `files`"
     columns = ', '.join(f'"{c}": \'{t}\'' for c,t in _COLUMNS.items())
@@ -334,11 +350,12 @@ def _load_run(db, path):
         text = path.read_text()
         if (found := orjson.loads(text)['schema']) > SCHEMA_VERSION: raise ValueError(f'schema {found}, this synth_lab reads {SCHEMA_VERSION}')
     except (ValueError, KeyError, OSError) as e: return warnings.warn(f'run left out: {path} cannot be read: {e}')
-    db.execute("""INSERT INTO run_files SELECT r.run_id, r.created_at, r.schema, r.config->>'model', r.config->>'endpoint', r.config->>'split', r.config->>'difficulty', r.config->>'rng', (r.config->>'length')::INTEGER, r.config, ?, r.provenance
-        FROM (SELECT from_json(?::JSON, ?) AS r)""", [digest(orjson.loads(text)['config']), text, _RUN])
-    db.execute('INSERT INTO planned SELECT r.run_id, unnest(r.planned, recursive := true) FROM (SELECT from_json(?::JSON, ?) AS r)', [text, _RUN])
+    config = ', '.join(f"(r.config->>'{c}')::{t}" for c,t in _CONFIG.items())
+    db.execute(f'INSERT INTO run_files SELECT r.run_id, r.created_at, r.schema, {config}, r.config, ?, r.provenance FROM (SELECT from_json(?::JSON, ?) AS r)',
+        [digest(orjson.loads(text)['config']), text, json.dumps(_RUN)])
+    db.execute('INSERT INTO planned SELECT r.run_id, unnest(r.planned, recursive := true) FROM (SELECT from_json(?::JSON, ?) AS r)', [text, json.dumps(_RUN)])
 
-# %% ../nbs/06_traces.ipynb #acac6d36
+# %% ../nbs/06_traces.ipynb #fbbb3d6f
 @patch
 def _ask(self:Store, q, params, get):
     "`get` applied to the result of `q`, after a refresh"
@@ -363,7 +380,7 @@ def rows(self:Store,
     "The answer as plain Python values, for code that goes on with it"
     return self._ask(q, params, lambda r: [dict(zip([d[0] for d in r.description], row)) for row in r.fetchall()])
 
-# %% ../nbs/06_traces.ipynb #9ec4a143
+# %% ../nbs/06_traces.ipynb #13865d27
 @patch
 def run(self:Store,
     run_id:str,          # names the run and its folder
@@ -396,7 +413,7 @@ def _check_same(old, new):
     told = '; '.join(f'{k} was {str(a.get(k))[:60]}, is {str(b.get(k))[:60]}' for k in diff)
     if diff: raise StoreError(f'run `{old["run_id"]}` was begun with another configuration: {told}', 'ask for the same again, or take another run_id')
 
-# %% ../nbs/06_traces.ipynb #adc7ec59
+# %% ../nbs/06_traces.ipynb #69019906
 @patch
 def unfinished(self:Store,
     run_id:str # a run of this lab
