@@ -338,7 +338,8 @@ def place_first(scene):
         if scene.new(f'place_{name}') and scene.has(rule['uses']) and scene.obs.faced in rule['where']: return f'place_{name}',f'place my first {name}'
 
 def search_grass(scene):
-    if scene.new('collect_sapling') and not scene.new('collect_wood') and scene.obs.faced == 'grass': return 'do','search the grass for a sapling'
+    busy = scene.new('collect_wood') and scene.tiles['tree'] # the first tree goes before, when it is in sight
+    if scene.new('collect_sapling') and scene.obs.faced == 'grass' and not busy: return 'do','search the grass for a sapling'
 
 # %% ../nbs/10_policies.ipynb #c0b4d668
 def _station(scene, tool, name):
