@@ -154,7 +154,7 @@ def _finish(models, verb, base, weights, curves, rejected, parent, metrics, **co
     if not all(np.isfinite(v).all() for v in weights.values()): raise TrainError('the weights are no longer finite: training diverged', 'lower the learning rate')
     job = digest([config, parent, {k:digest(v.tobytes()) for k,v in weights.items()}], 8)
     model = f'{verb}:{base}:job_{job}'
-    folder = save_checkpoint(models, model, weights, base=base, parent=parent, metrics=metrics, rejected=rejected, **config)
+    folder = save_checkpoint(models, model, weights, base=base, parent=parent, metrics=metrics, curves=curves, rejected=rejected, **config)
     return Trained(model, folder, metrics, curves, rejected)
 
 # The matrices are small: on two busy cores a second BLAS thread mostly spins, and RL got 1,000 steps a CPU second instead of 4,300

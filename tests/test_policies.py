@@ -255,7 +255,7 @@ def test_an_unknown_model_gets_the_nearest_name(models):
 
 def test_the_list_of_models_shows_what_cannot_be_read(models):
     (models/'broken').mkdir()
-    (models/'broken'/'config.json').write_text('{')
+    (models/'broken'/'config.json').write_text('{}')
     rows = {o['id']: o for o in P.list_models(models)}
     assert list(rows) == ['random', 'expert', 'student', 'broken', 'ft:student:job_a']
     assert rows['ft:student:job_a']['metrics'] == {'val_loss': 1.5} and 'cannot be read' in rows['broken']['problem']

@@ -169,6 +169,7 @@ def test_a_checkpoint_says_where_it_comes_from(lab):
     config = load_policy(tuned.model, models).config
     assert config['data_sha256'] == hashlib.sha256(dataset.read_bytes()).hexdigest()
     assert (config['parent'], config['base'], config['seed'], config['epochs']) == ('student', 'student', 0, 12)
+    assert config['curves'] == tuned.curves
     more = T.sft(dataset, models, base=tuned.model, epochs=1, lr=1e-4)
     assert load_policy(more.model, models).config['parent'] == tuned.model and more.model.startswith('ft:student:job_')
     assert more.curves[0]['val_loss'] < tuned.curves[0]['val_loss']  # it went on from the tuned weights
