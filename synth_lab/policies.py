@@ -7,7 +7,8 @@ __all__ = ['TARGETS', 'SIDES', 'STATS', 'LEVELS', 'CRAFTS', 'FEATURE_SPEC', 'WID
            'TOOLS', 'WANTS', 'GOALS', 'BUILTIN', 'spread', 'boards', 'reach', 'sight', 'features', 'describe',
            'imagine', 'Scene', 'unmade', 'sleep_on', 'fight', 'rest', 'make', 'place_first', 'search_grass', 'build',
            'gather', 'explore', 'Decision', 'unroll', 'Policy', 'Random', 'Expert', 'init_weights', 'log_softmax',
-           'logits', 'Student', 'CheckpointError', 'ModelNotFound', 'save_checkpoint', 'load_policy', 'list_models']
+           'forward', 'logits', 'Student', 'CheckpointError', 'ModelNotFound', 'save_checkpoint', 'load_policy',
+           'list_models']
 
 # %% ../nbs/10_policies.ipynb #9ae0578a
 import json, shutil
@@ -473,12 +474,15 @@ def log_softmax(logits):
     z = logits - logits.max(-1, keepdims=True)
     return z - np.log(np.exp(z).sum(-1, keepdims=True))
 
-def logits(
+def forward(
     weights:dict, # of `init_weights`
-    x             # (B, 528)
-): # (B, outputs)
-    "The student's forward pass"
-    return np.maximum(x@weights['W1'] + weights['b1'], 0)@weights['W2'] + weights['b2']
+    x             # (B, inputs)
+): # hidden (B, hidden), outputs (B, outputs)
+    "The forward pass"
+    h = np.maximum(x@weights['W1'] + weights['b1'], 0)
+    return h,h@weights['W2'] + weights['b2']
+
+def logits(weights, x): return forward(weights, x)[1]
 
 # %% ../nbs/10_policies.ipynb #5ab2d80b
 class Student(Policy):
