@@ -131,7 +131,7 @@ class Trained:
     rejected:dict # what of the dataset was not used, by reason
 
     def _repr_markdown_(self):
-        said = ', '.join(f'{k} {v:.3g}' if isinstance(v, float) else f'{k} {v}' for k,v in self.metrics.items())
+        said = ', '.join(f'{k} {v:.3g}' if isinstance(v, float) else f'{k} {v}' for k,v in self.metrics.items() if k != 'cpu_seconds') # a saved page should not change with the clock
         left = ', '.join(f'{n} {o}' for o,n in self.rejected.items())
         return f'**{self.model}**: {said}' + (f'\n\nnot used: {left}' if left else '')
 
@@ -167,7 +167,7 @@ def sft(
     epochs:int=30,          # passes over the examples
     hidden:int=128,         # units of a fresh student; a checkpoint keeps its own
     seed:int=0,             # of the first weights and of the order of the examples
-    val_split:float=.1,     # share of the turns held back
+    val_split:float=.1,     # share of the rows held back, from the end of the file
     lr:float=3e-3,          # learning rate of the first step; it falls to 5 % of that
     batch:int=256           # examples a step
 )->Trained:
@@ -176,7 +176,7 @@ def sft(
     data,(start,root) = read_examples(dataset),_start(base, models)
     weights = init_weights(hidden, seed) if base == 'student' else {k:v.copy() for k,v in start.weights.items()}
     rng,adam,curves = np.random.default_rng(seed),Adam(weights, decay=1e-4),[]
-    held = np.isin(data.row, rng.permutation(np.unique(data.row))[:int(val_split*len(np.unique(data.row)))])
+    held = data.row >= (1-val_split)*(data.row[-1]+1)
     train,val = np.flatnonzero(~held),np.flatnonzero(held)
     for epoch in range(epochs):
         losses = []
