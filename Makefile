@@ -8,10 +8,14 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 pipeline: .venv/installed
 	@QUICK=$(QUICK) .venv/bin/python tools/pipeline.py
 
-# The pages of nbs/pipeline with the outputs of the last full run
+# The pages of nbs/pipeline and the README, with the outputs of a full run
 worked: pipeline
 	cp out/notebooks/*.ipynb nbs/pipeline/
+	cp out/report.json nbs/
+	cp out/figures/7_report-1.png nbs/images/learned.png
+	SYNTH_LAB_PATH=$$(mktemp -d) .venv/bin/nbdev-test nbs/index.ipynb --save
 	.venv/bin/nbdev-clean
+	.venv/bin/python tools/readme.py
 
 test: .venv/installed
 	.venv/bin/python -m pytest -q

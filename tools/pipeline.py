@@ -10,6 +10,8 @@ from pathlib import Path
 
 from execnb.shell import CaptureShell
 from fastcore.nbio import read_nb, write_nb
+from nbdev.clean import clean_nb
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -33,6 +35,7 @@ def run(source, dest, out):
             if h := heading(cell): line.update(f'{source.stem} · {h}')
         try: shell.run_all(nb, exc_stop=True, preproc=show)
         except Exception: console.print(shell.prettytb(fname=source.name), markup=False, highlight=False)
+        clean_nb(nb)
         write_nb(nb, dest)
     os._exit(0 if shell.exc is None else 1)
 
@@ -90,9 +93,10 @@ def begin(out, quick):
 
 def table(stages):
     "The stages of report.json as the table that the pipeline ends on"
-    t = Table('stage', 'model', 'n', 'mean achievements', '95 % interval', 'Crafter score')
+    t = Table('stage', 'model', 'n', 'achievements', '95 % interval', 'Crafter score', box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    for column in t.columns: column.no_wrap = True
     for name, s in stages.items():
-        t.add_row(name, s['model'], str(s['n']), f"{s['mean_achievements']:.2f}", '{:.2f} to {:.2f}'.format(*s['ci95']), f"{s['crafter_score']:.1f}")
+        t.add_row(name, s['model'], str(s['n']), f"{s['mean_achievements']:.2f}", '{:.2f} to {:.2f}'.format(*s['ci95']), f"{s['crafter_score']:.1f} %")
     return t
 
 

@@ -2,7 +2,7 @@
 
 quarto would do this for nbdev-readme, but it is not to be had everywhere. `--check` writes nothing and fails when README.md is stale.
 """
-import sys
+import re, sys
 from pathlib import Path
 
 from nbdev.process import NBProcessor
@@ -22,7 +22,7 @@ def text_of(output):
 def parts(cell):
     "The markdown that stands for `cell`"
     source = cell.source.strip()
-    if cell.cell_type == 'markdown': return [source]
+    if cell.cell_type == 'markdown': return [re.sub(r'\]\((?!https?:|#)', '](nbs/', source).replace('](nbs/../', '](')]
     if HIDDEN & set(cell.directives_) or not source: return []
     return [f'```python\n{source}\n```', *filter(None, map(text_of, cell.get('outputs', [])))]
 
