@@ -415,6 +415,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'synth_lab.train.Rollouts.scores': ('train.html#rollouts.scores', 'synth_lab/train.py'),
                                  'synth_lab.train.TrainError': ('train.html#trainerror', 'synth_lab/train.py'),
                                  'synth_lab.train.Trained': ('train.html#trained', 'synth_lab/train.py'),
+                                 'synth_lab.train.Trained.__repr__': ('train.html#trained.__repr__', 'synth_lab/train.py'),
                                  'synth_lab.train.Trained._repr_markdown_': ('train.html#trained._repr_markdown_', 'synth_lab/train.py'),
                                  'synth_lab.train._chain': ('train.html#_chain', 'synth_lab/train.py'),
                                  'synth_lab.train._finish': ('train.html#_finish', 'synth_lab/train.py'),

@@ -267,7 +267,8 @@ class Run:
         return self.episodes[~self.episodes.status.isin(['done', 'truncated'])]
 
     def __repr__(self): return f'<Run {self.run_id}: {self.model}, {len(self.episodes)-len(self.failed)} of {len(self.episodes)} episodes finished>'
-    def _repr_markdown_(self):
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self):
         e,n = self.episodes,len(self.episodes)-len(self.failed)
         mean = lambda c: f'{e[c].mean():.2f}' if n else '–'
         row = [self.model, len(e), n, len(self.failed), mean('n_achievements'), mean('return'), e.steps.sum(), e.calls.sum(), int(e.unusable.sum())]

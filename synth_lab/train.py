@@ -121,7 +121,7 @@ def cross_entropy(
     d[rows, y] -= 1
     return -float(lp[rows, y].mean()),d/len(y)
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Trained:
     "What training left behind"
     model:str     # id, ready for `load_policy` and the server
@@ -130,7 +130,8 @@ class Trained:
     curves:list   # one dict an epoch or iteration
     rejected:dict # what of the dataset was not used, by reason
 
-    def _repr_markdown_(self):
+    def _repr_markdown_(self): return repr(self)
+    def __repr__(self):
         said = ', '.join(f'{k} {v:.3g}' if isinstance(v, float) else f'{k} {v}' for k,v in self.metrics.items() if k != 'cpu_seconds') # a saved page should not change with the clock
         left = ', '.join(f'{n} {o}' for o,n in self.rejected.items())
         return f'**{self.model}**: {said}' + (f'\n\nnot used: {left}' if left else '')
