@@ -93,7 +93,7 @@ def begin(out, quick):
 
 def table(stages):
     "The stages of report.json as the table that the pipeline ends on"
-    t = Table('stage', 'model', 'n', 'achievements', '95 % interval', 'Crafter score', box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    t = Table('stage', 'model', 'n', 'mean', '95 % interval', 'Crafter score', title='Achievements in an episode, on the same unseen worlds', box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     for column in t.columns: column.no_wrap = True
     for name, s in stages.items():
         t.add_row(name, s['model'], str(s['n']), f"{s['mean_achievements']:.2f}", '{:.2f} to {:.2f}'.format(*s['ci95']), f"{s['crafter_score']:.1f} %")
