@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['ACTIONS', 'ACHIEVEMENTS', 'VITALS', 'ITEMS', 'KINDS', 'CODE', 'VOID', 'WATER', 'GRASS', 'STONE', 'PATH', 'SAND',
            'TREE', 'LAVA', 'COAL', 'IRON', 'DIAMOND', 'TABLE', 'FURNACE', 'COW', 'ZOMBIE', 'SKELETON', 'ARROW',
-           'SAPLING', 'RIPE', 'AREA', 'VIEW', 'DIFFICULTIES', 'ROW', 'TOP', 'WAYS', 'LEFT', 'RIGHT', 'UP', 'DOWN',
-           'FACING', 'STEP', 'DISTANCE', 'ALONG', 'ACROSS', 'AWAKE', 'SIDE', 'CHUNKS', 'CHUNK_CELLS', 'CHUNK', 'PLAYER',
-           'FULL', 'COUNTED', 'COLLECT', 'DEEDS', 'WorldError', 'noise3', 'Herd', 'Difficulty', 'mersenne', 'seeded',
-           'below', 'first_draw', 'relief', 'terrain', 'cell', 'column_row', 'Thing', 'Player', 'Game', 'land_of',
-           'put', 'remove', 'relocate', 'lay', 'populate', 'new_game', 'daylight', 'picture', 'paste', 'tile', 'pocket',
-           'shade', 'draw', 'walk', 'hurt', 'cow_turn', 'zombie_turn', 'skeleton_turn', 'shoot', 'standing',
-           'arrow_turn', 'plant_turn', 'unlock', 'move', 'do', 'strike', 'lacks', 'gain', 'collect', 'pay', 'place',
-           'nearby', 'make', 'live', 'nap', 'player_turn', 'appear', 'vanish', 'balance', 'advance', 'state_bytes',
-           'pack', 'unpack', 'genesis', 'World', 'make_env', 'register_envs']
+           'SAPLING', 'RIPE', 'PLAYER', 'FULL', 'AREA', 'VIEW', 'DIFFICULTIES', 'ROW', 'TOP', 'WAYS', 'LEFT', 'RIGHT',
+           'UP', 'DOWN', 'FACING', 'STEP', 'DISTANCE', 'ALONG', 'ACROSS', 'AWAKE', 'SIDE', 'CHUNKS', 'CHUNK_CELLS',
+           'CHUNK_COLUMNS', 'CHUNK', 'COUNTED', 'COLLECT', 'DEEDS', 'WorldError', 'check', 'is_whole', 'noise3', 'Herd',
+           'Difficulty', 'mersenne', 'seeded', 'below', 'first_draw', 'relief', 'terrain', 'cell', 'column_row',
+           'Thing', 'Player', 'Game', 'land_of', 'put', 'remove', 'relocate', 'standing', 'lay', 'populate', 'new_game',
+           'daylight', 'picture', 'paste', 'pocket', 'pockets', 'moonlit', 'dreamt', 'tile', 'grainy', 'draw', 'walk',
+           'hurt', 'cow_turn', 'zombie_turn', 'skeleton_turn', 'shoot', 'arrow_turn', 'plant_turn', 'unlock', 'move',
+           'do', 'strike', 'lacks', 'gain', 'collect', 'pay', 'place', 'nearby', 'make', 'live', 'nap', 'player_turn',
+           'appear', 'vanish', 'balance', 'advance', 'state_bytes', 'pack', 'unpack', 'genesis', 'World', 'make_env',
+           'register_envs']
 
 # %% ../nbs/01_world.ipynb #e99347bb
 import hashlib, json, struct, zlib
@@ -22,13 +23,14 @@ from functools import cached_property, lru_cache
 from itertools import starmap
 from operator import attrgetter
 from random import Random
+from threading import Lock
 
 import numpy as np
 from crafter import constants
 from fastcore.basics import patch
 from opensimplex import OpenSimplex
 from opensimplex.constants import GRADIENTS3
-from PIL import Image, ImageEnhance
+from PIL import Image
 
 from .core import LabError, did_you_mean, digest
 
@@ -40,9 +42,21 @@ ITEMS = tuple(o for o in constants.items if o not in VITALS)
 KINDS = ('void', *constants.materials, 'cow', 'zombie', 'skeleton', 'arrow', 'sapling', 'ripe_plant')
 CODE = {o:i for i,o in enumerate(KINDS)}
 VOID,WATER,GRASS,STONE,PATH,SAND,TREE,LAVA,COAL,IRON,DIAMOND,TABLE,FURNACE,COW,ZOMBIE,SKELETON,ARROW,SAPLING,RIPE = range(len(KINDS))
+PLAYER = len(KINDS)
+FULL = constants.items['health']['max'] # of every vital and item
 AREA, VIEW = (64,64), (9,7)
 
 class WorldError(LabError): "The game was asked for something that it does not have"
+
+def check(
+    name, value, # of an argument
+    ok,          # whether it will do
+    expected     # in words
+):
+    "Refuse an argument; raises `WorldError`"
+    if not ok: raise WorldError(f'{name} must be {expected}, not {value!r}')
+
+def is_whole(o)->bool: return type(o) is int or isinstance(o, np.integer)
 
 # %% ../nbs/01_world.ipynb #7d00fe78
 _GRADIENTS = GRADIENTS3.reshape(-1,3).astype(float)
@@ -54,7 +68,6 @@ _EXTRA = np.stack([np.concatenate(o) for o in (
     (_X-_U, _1-_X,     0*_X,      _1, np.repeat(_1-2*_X, 3, axis=0), _1-_X+_U, _X),
     (_X-_V, _1-2*_X, _1-2*_X,   2*_X, np.tile(2*_X, (3,1)),          _1-_X+_V, 2*_X))])
 
-# %% ../nbs/01_world.ipynb #196d313f
 def _axis(values, order, best):
     "The axis with the `best` of `values`, (3, n)"
     return np.array(order)[best(values[list(order)], axis=0)]
@@ -103,14 +116,6 @@ def noise3(
     return value/103
 
 # %% ../nbs/01_world.ipynb #76671bc7
-def _check(
-    name, value, # of an argument
-    ok,          # whether it will do
-    expected     # in words
-):
-    "Refuse an argument; raises `WorldError`"
-    if not ok: raise WorldError(f'{name} must be {expected}, not {value!r}')
-
 @dataclass(frozen=True)
 class Herd:
     "How common a kind of creature is"
@@ -124,10 +129,9 @@ class Herd:
     leave: int                # steps from the player to one that vanishes, at least
 
     def __post_init__(self):
-        for o in ('first','appears','vanishes'): _check(o, getattr(self, o), 0 <= getattr(self, o) <= 1, 'a number from 0 to 1')
-        _check('room', self.room, self.room > 0, 'a number of cells above 0')
+        for o in ('first','appears','vanishes'): check(o, getattr(self, o), 0 <= getattr(self, o) <= 1, 'a number from 0 to 1')
+        check('room', self.room, self.room > 0, 'a number of cells above 0')
 
-# %% ../nbs/01_world.ipynb #50ecf8b7
 @dataclass(frozen=True)
 class Difficulty:
     "The numbers of the game; the defaults are Crafter's"
@@ -148,6 +152,7 @@ class Difficulty:
     @cached_property
     def hash(self)->str: return digest(asdict(self))
 
+# %% ../nbs/01_world.ipynb #50ecf8b7
 def _variant(zombie, skeleton, cow, **numbers):
     "Crafter's own difficulty with some numbers changed"
     normal = Difficulty()
@@ -188,7 +193,6 @@ def below(
         if (value := word(32) & mask) < n: return value
     return 0
 
-# %% ../nbs/01_world.ipynb #f2471648
 def first_draw(
     possible,   # (kinds, cells) bool: what may be where
     thresholds, # one per kind: a random number above it says yes
@@ -204,6 +208,7 @@ def first_draw(
                 break
     return found
 
+# %% ../nbs/01_world.ipynb #f2471648
 def relief(
     noise, # function of x, y, layer, size
     x, y   # coordinates of the cells
@@ -268,20 +273,18 @@ _dy = ((_difference - _dx)//ROW + ROW//2)%ROW - ROW//2
 DISTANCE = (abs(_dx) + abs(_dy)).tolist()                                        # steps of a walk
 ALONG  = np.where(abs(_dx) >  abs(_dy), np.sign(_dx), ROW*np.sign(_dy)).tolist() # a step along the longer axis
 ACROSS = np.where(abs(_dx) <= abs(_dy), np.sign(_dx), ROW*np.sign(_dy)).tolist() # and along the shorter; 0 where there is no way left to go
-AWAKE = [o < 2*max(VIEW) for o in DISTANCE]
+AWAKE = np.roll([o < 2*max(VIEW) for o in DISTANCE], ROW*ROW//2).tolist()        # near enough to act; asked so often that its middle is 0, for Python is faster from 0 up
 
 # Chunks, 12 by 12 cells but for the last row and column, in which creatures are counted
 SIDE = 12
 CHUNKS = [(x,y) for x in range(0, AREA[0], SIDE) for y in range(0, AREA[1], SIDE)]
 CHUNK_CELLS = [[cell(i,j) for i in range(x, min(x+SIDE, AREA[0])) for j in range(y, min(y+SIDE, AREA[1]))] for x,y in CHUNKS]
+CHUNK_COLUMNS = [[slice(cell(i,y), cell(i,min(y+SIDE, AREA[1])), ROW) for i in range(x, min(x+SIDE, AREA[0]))] for x,y in CHUNKS]
 CHUNK = bytearray((AREA[1]+2*TOP)*ROW) # the chunk of a position
 for _i,_cells in enumerate(CHUNK_CELLS):
     for _pos in _cells: CHUNK[_pos] = _i
 
 # %% ../nbs/01_world.ipynb #bc98e94e
-PLAYER = len(KINDS)
-FULL = constants.items['health']['max'] # of every vital and item
-
 @dataclass(slots=True, eq=False)
 class Thing:
     "A creature, an arrow or a plant"
@@ -312,7 +315,7 @@ COUNTED = GRASS,PATH,COW,ZOMBIE,SKELETON
 
 class Game:
     "All that changes in a game; as made, nothing stands on its map"
-    __slots__ = 'rules step ground shown player things counts chunks random draw word achievements fresh'.split()
+    __slots__ = 'rules step ground shown player things counts chunks random draw word block achievements fresh'.split()
     def __init__(self, rules, step, land, player, words, counts, achievements=()):
         self.rules,self.step,self.player,self.achievements = rules,step,player,achievements
         self.ground = bytearray((AREA[1]+2*TOP)*ROW)
@@ -321,7 +324,7 @@ class Game:
         self.counts = dict(zip(COUNTED, map(bytearray, counts)))
         self.things,self.chunks,self.fresh = [],[],[]
         self.random = mersenne(words)
-        self.draw,self.word = self.random.random,self.random.getrandbits
+        self.draw,self.word,self.block = self.random.random,self.random.getrandbits,(None,None)
 
 def land_of(ground)->np.ndarray: # (64, 64), row first
     "The map without its margins; it shares the memory"
@@ -362,6 +365,10 @@ def relocate(g:Game, o, target:int):
     if (old := CHUNK[pos]) != (new := CHUNK[target]):
         _leave(g, o, old)
         _enter(g, o, new)
+
+def standing(g:Game, pos:int):
+    "The thing or player at a position where something stands"
+    return next(o for o in (g.player, *g.things) if o.pos == pos)
 
 def lay(g:Game, pos:int, code:int):
     "Change the material of a cell on which nothing stands"
@@ -407,99 +414,107 @@ def daylight(
     "How light it is"
     return float(1 - np.abs(np.cos(np.pi*((step/300)%1 + .3)))**3)
 
-# %% ../nbs/01_world.ipynb #55a22615
-@lru_cache(maxsize=None)
-def picture(name:str, width:int, height:int)->np.ndarray: # (width, height, 3 or 4) uint8
+@lru_cache(maxsize=1024)
+def picture(name:str, width:int, height:int)->np.ndarray: # (height, width, 3 or 4) uint8
     "One of Crafter's pictures"
-    image = Image.open(constants.root/'assets'/f'{name}.png').transpose(Image.Transpose.TRANSPOSE)
-    return np.array(image.resize((height,width), Image.Resampling.NEAREST))
+    return np.array(Image.open(constants.root/'assets'/f'{name}.png').resize((width,height), Image.Resampling.NEAREST))
 
 def paste(canvas, image, x=0, y=0):
     "Lay a picture with transparency on a canvas"
-    part = canvas[x:x+image.shape[0], y:y+image.shape[1]]
+    part = canvas[y:y+image.shape[0], x:x+image.shape[1]]
     if image.shape[2] == 4:
-        image,below = image.astype(np.float32)/255, part.astype(np.float32)/255
+        image,under = image.astype(np.float32)/255, part.astype(np.float32)/255
         alpha = image[...,3:]
-        image = 255*(alpha*image[...,:3] + (1-alpha)*below)
+        image = 255*(alpha*image[...,:3] + (1-alpha)*under)
     part[:] = image
 
 @lru_cache(maxsize=4096)
-def tile(ground:int, sprite:str|None, width:int, height:int)->np.ndarray: # (width, height, 3) uint8
-    "A ground with what stands on it; the void is grey"
-    canvas = picture(KINDS[ground], width, height)[...,:3].copy() if ground else np.full((width,height,3), 127, np.uint8)
-    if sprite: paste(canvas, picture(sprite, width, height))
-    return canvas
-
-@lru_cache(maxsize=4096)
-def pocket(item:str, n:int, width:int, height:int)->np.ndarray: # (width, height, 3) uint8
+def pocket(item:str, n:int, width:int, height:int)->np.ndarray: # (height, width, 3) uint8
     "An item with its number"
-    canvas = np.zeros((width,height,3), np.uint8)
+    canvas = np.zeros((height,width,3), np.uint8)
     paste(canvas, picture(item, int(.8*width), int(.8*height)), int(.1*width), int(.1*height))
     paste(canvas, picture(str(n), int(.6*width), int(.6*height)), int(.4*width), int(.4*height))
     return canvas
 
+@lru_cache(maxsize=1024)
+def pockets(amounts:tuple, width:int, height:int)->np.ndarray: # (2*height, 9*width, 3) uint8
+    "The lower part of a frame: what the player has"
+    canvas = np.zeros((2*height,9*width,3), np.uint8)
+    for i,(item,n) in enumerate(zip((*VITALS, *ITEMS), amounts)):
+        if n: canvas[i//9*height:(i//9+1)*height, i%9*width:(i%9+1)*width] = pocket(item, n, width, height)
+    return canvas
+
 # %% ../nbs/01_world.ipynb #6538486c
-def _faded(canvas, colour): return np.array(ImageEnhance.Color(Image.fromarray(canvas.astype(np.uint8))).enhance(colour))
-def _tinted(canvas, colour, amount): return (1-amount)*canvas + amount*np.array(colour)
+def _faded(canvas, colour):
+    image = Image.fromarray(canvas.astype(np.uint8))
+    return np.array(Image.blend(image.convert('L').convert('RGB'), image, colour))
+
+@lru_cache(maxsize=64)
+def _half(colour, shape): # as large as the canvas, because adding three numbers to each pixel takes numpy five times as long
+    return np.broadcast_to(.5*np.array(colour), shape).copy()
+
+def moonlit(canvas): return .5*_faded(canvas, .4) + _half((0,16,64), canvas.shape)
+def dreamt(canvas): return .5*_faded(canvas, 0.) + _half((0,0,16), canvas.shape)
+
+@lru_cache(maxsize=4096)
+def tile(ground:int, sprite:str|None, width:int, height:int): # two arrays (height, width, 3): by day, uint8, and at midnight
+    "A ground with what stands on it; the void is grey"
+    canvas = picture(KINDS[ground], width, height)[...,:3].copy() if ground else np.full((height,width,3), 127, np.uint8)
+    if sprite: paste(canvas, picture(sprite, width, height))
+    return canvas, moonlit(canvas)
 
 @lru_cache(maxsize=16)
-def _vignette(width, height):
-    "0 in the middle, near 1 in the corners"
+def _vignette(height, width, _): # 0 in the middle, near 1 in the corners
     x,y = np.meshgrid(np.linspace(-1, 1, width), np.linspace(-1, 1, height))
-    return 1 - np.exp(-.5*(x**2 + y**2)/.5**2).T
+    return np.repeat(1 - np.exp(-.5*(x**2 + y**2)/.5**2), 3).reshape(height, width, 3)
 
-def shade(
-    canvas,        # (width, height, 3) uint8
-    light:float,   # daylight
-    asleep:bool,   # whether the player is
-    grain=None     # (width, height) random numbers, for the night
-)->np.ndarray: # (width, height, 3) uint8
-    "A view in the light of the hour"
-    night = canvas
-    if grain is not None:
-        mask = 2*(.5-light) * _vignette(*grain.shape)[...,None]
-        night = (1-mask)*canvas + mask*grain[...,None]
-    night = _tinted(_faded(night, .4), (0,16,64), .5)
-    canvas = light*canvas + (1-light)*night
-    if asleep: canvas = _tinted(_faded(canvas, 0.), (0,0,16), .5)
-    return canvas.astype(np.uint8)
+_numbers, _lock = np.random.RandomState(0), Lock() # one generator, because a new one takes as long as all else
+
+def grainy(canvas, light, words):
+    "A canvas at night"
+    with _lock:
+        _numbers.set_state(('MT19937', words[:-1], words[-1]))
+        grain = _numbers.uniform(32, 127, canvas.shape[1::-1]).T
+    mask = 2*(.5-light) * _vignette(*canvas.shape)
+    return (1-mask)*canvas + mask*np.repeat(grain, 3).reshape(canvas.shape)
 
 # %% ../nbs/01_world.ipynb #9cddf5ad
-_SEEN = [x + y*ROW for x in range(-(VIEW[0]//2), VIEW[0]//2+1) for y in range(-(VIEW[1]//2), VIEW[1]//2+1)]
 _SPRITES = {COW:'cow', ZOMBIE:'zombie', SKELETON:'skeleton', SAPLING:'plant', RIPE:'plant-ripe'}
 
-def _sprites(g):
-    "The pictures of all that stands somewhere, by position"
-    p = g.player
-    found = {o.pos: _SPRITES.get(o.kind) or f'arrow-{FACING[o.state]}' for o in g.things}
-    return {**found, p.pos: 'player-sleep' if p.sleeping else f'player-{FACING[p.way]}'}
+def _cells(g):
+    "Ground and picture of each cell of the view"
+    p,(w,h) = g.player,VIEW
+    corner = p.pos - h//2*ROW - w//2
+    ground,shown = (b''.join([o[i:i+w] for i in range(corner, corner+h*ROW, ROW)]) for o in (g.ground, g.shown))
+    sprites = [_SPRITES.get(o) for o in shown]
+    sprites[w*h//2] = 'player-sleep' if p.sleeping else f'player-{FACING[p.way]}'
+    for i in range(w*h):
+        if shown[i] == ARROW: sprites[i] = f'arrow-{FACING[standing(g, corner + i//w*ROW + i%w).state]}'
+    return list(zip(ground, sprites))
 
 def _view(g, words, width, height):
-    "The upper part of a frame, (9*width, 7*height, 3)"
-    sprites,here,light = _sprites(g),g.player.pos,daylight(g.step)
-    cells = [(g.ground[here+o], sprites.get(here+o)) for o in _SEEN]
-    number = {o:i for i,o in enumerate(dict.fromkeys(cells))}
-    tiles,shape = np.concatenate([tile(*o, width, height) for o in number]),(VIEW[0]*width, VIEW[1]*height, 3)
-    if light >= .5: tiles = shade(tiles, light, g.player.sleeping)
-    mosaic = tiles.reshape(-1, width, height, 3)[np.array([number[o] for o in cells]).reshape(VIEW)].swapaxes(1,2).reshape(shape)
-    if light >= .5: return mosaic
-    random = np.random.RandomState(0)
-    random.set_state(('MT19937', words[:-1], words[-1]))
-    return shade(mosaic, light, g.player.sleeping, random.uniform(32, 127, shape[:2]))
+    "The upper part of a frame, (7*height, 9*width, 3)"
+    number,light,(w,h) = {},daylight(g.step),VIEW
+    where = np.array([number.setdefault(o, len(number)) for o in _cells(g)]).reshape(h, w)
+    tiles,dark = map(np.concatenate, zip(*[tile(*o, width, height) for o in number]))
+    def lit(day, night):
+        canvas = light*day + (1-light)*night
+        return (dreamt(canvas) if g.player.sleeping else canvas).astype(np.uint8)
+    if light >= .5: tiles = lit(tiles, dark)
+    mosaic = tiles.reshape(-1, height, width, 3)[where].swapaxes(1, 2).reshape(h*height, w*width, 3)
+    return mosaic if light >= .5 else lit(mosaic, moonlit(grainy(mosaic, light, words)))
 
 def draw(
-    g:Game,             # what is drawn
-    words,              # the state of the random stream, for the grain of the night
+    g:Game,
+    words,                # the state of the random stream, for the grain of the night
     width:int, height:int # pixels
 )->np.ndarray: # (height, width, 3) uint8
     "The frame that upstream would show of a game"
     w,h,p = width//9,height//9,g.player
     frame = np.zeros((height,width,3), np.uint8)
-    canvas = frame.transpose(1,0,2)[(width-9*w)//2:, (height-9*h)//2:]
-    canvas[:9*w,:7*h] = _view(g, words, w, h)
-    have = dict(health=p.health, food=p.food, drink=p.drink, energy=p.energy, **p.items)
-    for i,(item,n) in enumerate(have.items()):
-        if n: canvas[i%9*w:(i%9+1)*w, (7+i//9)*h:(8+i//9)*h] = pocket(item, n, w, h)
+    canvas = frame[(height-9*h)//2:, (width-9*w)//2:]
+    canvas[:7*h,:9*w] = _view(g, words, w, h)
+    canvas[7*h:9*h,:9*w] = pockets((p.health, p.food, p.drink, p.energy, *p.items.values()), w, h)
     return frame
 
 # %% ../nbs/01_world.ipynb #a6aa7974
@@ -558,10 +573,6 @@ def shoot(g, o, way):
     put(g, ARROW, o.pos+way, way)
     o.state = 4
 
-def standing(g:Game, pos:int):
-    "The thing or player at a position where something stands"
-    return next(o for o in (g.player, *g.things) if o.pos == pos)
-
 def arrow_turn(g, o):
     target = o.pos + o.state
     code = g.shown[target]
@@ -570,7 +581,6 @@ def arrow_turn(g, o):
     remove(g, o)
     if code in (TABLE,FURNACE): lay(g, target, PATH)
 
-# %% ../nbs/01_world.ipynb #cf82d586
 def plant_turn(g, o):
     o.state += 1
     if o.state == 301: o.kind = g.shown[o.pos] = RIPE
@@ -664,8 +674,8 @@ def live(g:Game, p:Player):
     else: p.recovery -= 1 if asleep else 2
     if p.recovery > 50: p.recovery,p.health = 0,p.health+1
     if p.recovery < -30: p.recovery,p.health = 0,max(0, p.health-1)
-    for o in VITALS:
-        if not 0 <= (n := getattr(p, o)) <= FULL: setattr(p, o, max(0, min(n, FULL)))
+    if not (p.health <= FULL and 0 <= p.food <= FULL and 0 <= p.drink <= FULL and 0 <= p.energy <= FULL):
+        for o in VITALS: setattr(p, o, max(0, min(getattr(p, o), FULL)))
     if p.health < p.last_health: p.sleeping = False
     p.last_health = p.health
 
@@ -680,7 +690,7 @@ def player_turn(
     g:Game,
     action:int # place in `ACTIONS`; a sleeper sleeps on whatever it is
 ):
-    "Let the player act and live; raises nothing"
+    "Let the player act and live"
     p = g.player
     if p.sleeping:
         if p.energy < FULL: action = ACTIONS.index('sleep')
@@ -694,14 +704,17 @@ def player_turn(
 # %% ../nbs/01_world.ipynb #36e0fdaa
 def appear(g, kind, ground, herd, chunk):
     "Try one cell of a chunk's ground: it must be free, and away from the player"
-    cells = [o for o in CHUNK_CELLS[chunk] if g.ground[o] == ground]
-    pos = cells[below(g.word, len(cells))]
+    i = below(g.word, g.counts[ground][chunk])
+    for column in CHUNK_COLUMNS[chunk]:
+        if i < (n := g.ground[column].count(ground)): break
+        i -= n
+    pos = [o for o in range(column.start, column.stop, ROW) if g.ground[o] == ground][i]
     if g.shown[pos] == ground and DISTANCE[pos-g.player.pos] >= herd.clear: put(g, kind, pos)
 
 def vanish(g, kind, herd, chunk):
     "Try one creature of a chunk: it must be away from the player"
-    herd_members = [o for o in g.things if o.kind == kind and CHUNK[o.pos] == chunk]
-    o = herd_members[below(g.word, len(herd_members))]
+    members = [o for o in g.things if o.kind == kind and CHUNK[o.pos] == chunk]
+    o = members[below(g.word, len(members))]
     if DISTANCE[o.pos-g.player.pos] >= herd.leave: remove(g, o)
 
 def balance(g:Game):
@@ -716,7 +729,6 @@ def balance(g:Game):
             if n < fewest and cells[chunk] >= herd.room and draw() < herd.appears: appear(g, kind, ground, herd, chunk)
             elif n > most and draw() < herd.vanishes: vanish(g, kind, herd, chunk)
 
-# %% ../nbs/01_world.ipynb #3ff5dca1
 def advance(
     g:Game,
     action:int # place in `ACTIONS`
@@ -726,8 +738,8 @@ def advance(
     g.fresh = []
     alive = g.things[:]
     player_turn(g, action)
-    here = g.player.pos
-    for o in [o for o in alive if AWAKE[o.pos-here]]: _TURNS[o.kind](g, o)
+    start = g.player.pos - ROW*ROW//2
+    for o in [o for o in alive if AWAKE[o.pos-start]]: _TURNS[o.kind](g, o)
     if g.step%10 == 0: balance(g)
     if g.fresh: g.achievements += tuple(sorted(g.fresh, key=ACHIEVEMENTS.index))
 
@@ -752,13 +764,14 @@ def state_bytes(
 
 # %% ../nbs/01_world.ipynb #b942b322
 _PLAYER = attrgetter('pos','way','health','food','drink','energy','hunger','thirst','fatigue','recovery','last_health','sleeping')
-_FIXED = struct.Struct('<IHh4B4hB?12B36s36s36s36s36s4096s2500sBB') # step, player, items, counts, land, words, how many achievements and chunks
+_FIXED = struct.Struct('<IHh4B4hB?12B36s36s36s36s36s4096s2496sHBB') # step, player, items, counts, land, words, place, how many achievements and chunks
 _THING = struct.Struct('<BHBi')
 
 def pack(g:Game)->bytes: # 7 to 9 kB
     "A game as bytes"
-    words = struct.pack('<625I', *g.random.getstate()[1])
-    fixed = _FIXED.pack(g.step, *_PLAYER(g.player), *g.player.items.values(), *g.counts.values(), land_of(g.ground).tobytes(), words,
+    words = g.random.getstate()[1]
+    if words[:8] != g.block[0]: g.block = words[:8],struct.pack('<624I', *words[:-1]) # the words change every 624 numbers only
+    fixed = _FIXED.pack(g.step, *_PLAYER(g.player), *g.player.items.values(), *g.counts.values(), land_of(g.ground).tobytes(), g.block[1], words[-1],
         len(g.achievements), len(g.chunks))
     write = _THING.pack
     things = [write(o.kind, o.pos, o.health, o.state) for o in g.things]
@@ -766,7 +779,7 @@ def pack(g:Game)->bytes: # 7 to 9 kB
 
 @lru_cache(maxsize=64)
 def _words(data):
-    "The words of a random stream; they change every 624 numbers only, so the forks of a moment share them"
+    "The words of a random stream; the forks of a moment share them"
     return struct.unpack('<624I', data)
 
 def unpack(
@@ -774,14 +787,13 @@ def unpack(
     rules:Difficulty
 )->Game:
     "The game that was packed"
-    step,*player,grass,path,cows,zombies,skeletons,land,words,n,m = _FIXED.unpack_from(data)
+    step,*player,grass,path,cows,zombies,skeletons,land,block,place,n,m = _FIXED.unpack_from(data)
     start = _FIXED.size
-    land,words = np.frombuffer(land, np.uint8).reshape(AREA[::-1]),(*_words(words[:-4]), int.from_bytes(words[-4:], 'little'))
+    land,words = np.frombuffer(land, np.uint8).reshape(AREA[::-1]),(*_words(block), place)
     player = Player(*player[:12], dict(zip(ITEMS, player[12:])))
     g = Game(rules, step, land, player, words, (grass,path,cows,zombies,skeletons), tuple([ACHIEVEMENTS[o] for o in data[start:start+n]]))
-    g.chunks = list(data[start+n:start+n+m])
-    g.things = list(starmap(Thing, _THING.iter_unpack(data[start+n+m:])))
-    shown = g.shown
+    g.block,g.chunks = (words[:8],block),list(data[start+n:start+n+m])
+    g.things,shown = list(starmap(Thing, _THING.iter_unpack(data[start+n+m:]))),g.shown
     for o in (player, *g.things): shown[o.pos] = o.kind
     return g
 
@@ -793,8 +805,6 @@ def genesis(seed:int, rules:Difficulty)->bytes:
 # %% ../nbs/01_world.ipynb #347d0b93
 _NIGHT = 32*2*63*49 # bits that upstream's 64×64 frame takes from the random stream in a night step
 
-def _whole(o): return isinstance(o, (int, np.integer)) and not isinstance(o, bool)
-
 class World:
     "A game of Crafter"
     def __init__(self,
@@ -804,9 +814,9 @@ class World:
         rng:str='pure'           # `pure`: frames take nothing from the game; `crafter-64`: burn what upstream's 64×64 frames take
     ):
         self.rules = DIFFICULTIES.get(difficulty) if isinstance(difficulty, str) else difficulty
-        _check('difficulty', difficulty, isinstance(self.rules, Difficulty), f'{", ".join(DIFFICULTIES)}, or a Difficulty')
-        _check('length', length, _whole(length) and length > 0, 'a number of steps above 0')
-        _check('rng', rng, rng in ('pure', 'crafter-64'), "'pure' or 'crafter-64'")
+        check('difficulty', difficulty, isinstance(self.rules, Difficulty), f'{", ".join(DIFFICULTIES)}, or a Difficulty')
+        check('length', length, is_whole(length) and length > 0, 'a number of steps above 0')
+        check('rng', rng, rng in ('pure', 'crafter-64'), "'pure' or 'crafter-64'")
         self.difficulty = next((k for k,o in DIFFICULTIES.items() if o == self.rules), self.rules)
         self.length,self.rng = int(length),rng
         self.reset(seed=seed)
@@ -821,7 +831,7 @@ class World:
     @property
     def achievements(self): return self.game.achievements
     @property
-    def vitals(self): return dict(health=(p := self.game.player).health, food=p.food, drink=p.drink, energy=p.energy)
+    def vitals(self): return {'health':(p := self.game.player).health, 'food':p.food, 'drink':p.drink, 'energy':p.energy}
     @property
     def inventory(self): return {o:n for o,n in self.game.player.items.items() if n}
     @property
@@ -833,26 +843,29 @@ class World:
     @property
     def dead(self): return self.game.player.health <= 0
     @property
+    def _owes(self): # whether upstream's frame of this moment took numbers from the stream that are still to be burnt
+        return self.rng == 'crafter-64' and self.daylight < .5
+    @property
     def done(self): return self.dead or self.game.step >= self.length
 
-# %% ../nbs/01_world.ipynb #a241856c
-_MIDDLE = VIEW[0]*VIEW[1]//2
+# %% ../nbs/01_world.ipynb #eda1a603
+@patch
+def _look(self:World):
+    pos,(w,h) = self.game.player.pos,VIEW
+    obs = np.ndarray((h,w), np.uint8, self.game.shown, pos - h//2*ROW - w//2, (ROW,1)).copy()
+    obs[h//2,w//2] = self.game.ground[pos]
+    return obs
 
 @patch
 def window(self:World)->bytes: # 63 codes, row after row
     "The cells around the player"
-    g = self.game
-    pos,shown = g.player.pos,g.shown
-    start = pos - VIEW[1]//2*ROW - VIEW[0]//2
-    cells = b''.join([shown[o:o+VIEW[0]] for o in range(start, start+VIEW[1]*ROW, ROW)])
-    return cells[:_MIDDLE] + g.ground[pos:pos+1] + cells[_MIDDLE+1:]
+    return self._look().tobytes()
 
 @patch
-def _result(self:World, unlocked):
-    "Observation and info of this moment"
-    obs = np.frombuffer(self.window(), np.uint8).reshape(VIEW[::-1])
-    return obs, dict(unlocked=unlocked, achievements=self.achievements, vitals=self.vitals, inventory=self.inventory, step=self.step_count,
-        facing=self.facing, sleeping=self.sleeping, daylight=self.daylight)
+def _info(self:World, unlocked):
+    g,p = self.game,self.game.player
+    return {'unlocked':unlocked, 'achievements':g.achievements, 'vitals':self.vitals, 'inventory':self.inventory, 'step':g.step,
+        'facing':FACING[p.way], 'sleeping':p.sleeping, 'daylight':daylight(g.step)}
 
 @patch
 def reset(self:World,
@@ -860,34 +873,29 @@ def reset(self:World,
     options:dict=None # Gymnasium asks for this argument; there are no options
 ): # observation (7, 9) uint8; info
     "Start from the beginning; raises `WorldError`"
-    if seed is None: seed = self.seed
-    _check('seed', seed, _whole(seed) and seed >= 0, 'a whole number from 0 up')
-    _check('options', options, not options, 'empty')
+    seed = self.seed if seed is None else seed
+    check('seed', seed, is_whole(seed) and seed >= 0, 'a whole number from 0 up')
+    check('options', options, not options, 'empty')
     self.seed = int(seed)
     self.game = unpack(genesis(self.seed, self.rules), self.rules)
-    return self._result(())
+    return self._look(), self._info(())
 
-# %% ../nbs/01_world.ipynb #13434cc3
+# %% ../nbs/01_world.ipynb #a241856c
 @patch
 def step(self:World,
     action:int # place in `ACTIONS`
 ): # observation (7, 9) uint8, reward, terminated (death), truncated (`length` reached), info
     "Play one action; raises `WorldError`"
-    if not _whole(action) or not 0 <= action < len(ACTIONS):
+    if not is_whole(action) or not 0 <= action < len(ACTIONS):
         raise WorldError(f'an action is a whole number from 0 to {len(ACTIONS)-1}, not {action!r}', 'ACTIONS.index(name) is the number of a name')
-    if self.done: raise WorldError(f'the game ended at step {self.step_count} by {"death" if self.dead else "length"}', 'begin again with reset()')
     g = self.game
     health,known = g.player.health,len(g.achievements)
+    if health <= 0 or g.step >= self.length: raise WorldError(f'the game ended at step {g.step} by {"death" if self.dead else "length"}', 'begin again with reset()')
     if self._owes: g.word(_NIGHT)
     advance(g, action)
     unlocked,dead = g.achievements[known:],g.player.health <= 0
-    obs,info = self._result(unlocked)
-    return obs, (g.player.health-health)/10 + (1. if unlocked else 0.), dead, not dead and g.step >= self.length, info
-
-@patch(as_prop=True)
-def _owes(self:World):
-    "Whether upstream's frame of this moment took numbers from the stream that are still to be burnt"
-    return self.rng == 'crafter-64' and daylight(self.game.step) < .5
+    reward = (g.player.health-health)/10 + (1. if unlocked else 0.)
+    return self._look(), reward, dead, not dead and g.step >= self.length, self._info(unlocked)
 
 # %% ../nbs/01_world.ipynb #43ac0dc0
 _MARK, _VERSION = b'SYNTHLAB-WORLD', 2
@@ -958,7 +966,7 @@ def frame(self:World,
 )->np.ndarray: # (height, width, 3) uint8
     "The game as Crafter draws it"
     width,height = (size,size) if np.isscalar(size) else size
-    _check('size', size, min(width,height) >= 18, 'at least 18 pixels a side')
+    check('size', size, min(width,height) >= 18, 'at least 18 pixels a side')
     return draw(self.game, self.game.random.getstate()[1], int(width), int(height))
 
 # %% ../nbs/01_world.ipynb #fbb01e9e
@@ -989,4 +997,4 @@ def make_env(**settings):
 def register_envs():
     "Tell Gymnasium about `SynthLab/Crafter-v0`; its plugin loader calls this"
     import gymnasium
-    gymnasium.register('SynthLab/Crafter-v0', entry_point='synth_lab.world:make_env')
+    if (name := 'SynthLab/Crafter-v0') not in gymnasium.registry: gymnasium.register(name, entry_point='synth_lab.world:make_env')

@@ -86,7 +86,7 @@ def test_what_stands_on_a_cell_is_seen_and_the_player_is_not():
     g,pos = world.game,world.player.pos
     put(g, SAPLING, pos+RIGHT)
     put(g, ARROW, pos+2*DOWN, DOWN)
-    obs = world._result(())[0]
+    obs = world._look()
     assert [KINDS[o] for o in (obs[3,4], obs[3,5], obs[5,4])] == ['grass','sapling','arrow']
     g.things[-2].state = 300
     world.step(0)
