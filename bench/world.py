@@ -1,8 +1,8 @@
 """The world against upstream crafter 1.8.3, side by side in one process; prints one JSON line
 
-Keys that end in _x say how many times faster than upstream, where upstream draws 64×64 frames (step_x_upstream), draws nothing (step_x_norender), or draws and our game burns
-what the frames take from its random stream (step_x_crafter64). Each round plays a whole day, so night and its grain have their share, and gives one ratio for
-each key; the line holds the medians. Neither side may use numba."""
+Keys that end in _x say how many times faster than upstream, which draws 64×64 frames (step_x_upstream) or draws nothing (step_x_norender), or draws while our game
+burns what the frames take from its random stream (step_x_crafter64). Each round plays whole days, so night and its grain have their share, and gives one
+ratio for each key; the line holds the medians. Neither side may use numba."""
 import json, sys
 from statistics import median
 from time import perf_counter

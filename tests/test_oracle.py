@@ -5,10 +5,10 @@ import json, os, struct, subprocess, sys
 from hashlib import sha256
 
 import crafter, numpy as np, pytest
-from crafter import constants, engine, objects
+from crafter import engine, objects
 
-from synth_lab.world import (ACHIEVEMENTS, ACTIONS, ARROW, CHUNK, CHUNK_CELLS, CHUNKS, CODE, COW, DIFFICULTIES, DISTANCE, DOWN, FURNACE, GRASS, ITEMS, KINDS, LAVA, LEFT, PATH,
-    PLAYER, RIGHT, RIPE, SAPLING, SKELETON, STEP, STONE, TABLE, TREE, UP, WATER, ZOMBIE, World, below, cell, column_row, lay, put, relocate, remove, seeded, state_bytes)
+from synth_lab.world import (ACHIEVEMENTS, ACTIONS, ARROW, CHUNK_CELLS, CHUNKS, CODE, COW, DIFFICULTIES, DISTANCE, DOWN, FURNACE, GRASS, ITEMS, KINDS, LAVA, LEFT, PATH, PLAYER,
+    RIGHT, RIPE, SAPLING, SKELETON, STEP, TABLE, UP, WATER, ZOMBIE, World, below, cell, column_row, lay, put, relocate, remove, seeded, state_bytes)
 
 STEPS = int(os.environ.get('ORACLE_STEPS', 24_000)) # of free play, over all seeds
 
@@ -112,7 +112,16 @@ def blind_env(): return blind(make_env())
 # ---- new worlds
 
 # state_hash of new worlds, computed from worlds that crafter 1.8.3 made
-UPSTREAM = {0: '73ce8eae6c9dd7f4', 1: 'a6f82afe547da6cc', 2: '52cadf86d8bafa77', 3: '8aff70660459ea7b', 4: '4fed30461210d395', 5: 'bf3ee57a38465f45', 6: '04f9a22e9ab70e0f', 7: 'a40169044e1cd669', 8: 'bdc5f390fc8e41bd', 9: '158adc33e793ba30', 10: 'a499232ff0963491', 11: '9e47548f14a18155', 12: '8d5d39d916218606', 13: 'f41ea0261245b94b', 14: '21ebda0401f4841c', 15: '5f60e6b6bb5acd9f', 16: 'ab6cc9f8dc7d9b87', 17: 'e3f806a2c9a3b2d3', 18: 'c6dbf7a951da4afb', 19: '53e89825158506d1', 20: 'fceb2b81fbe4dee7', 21: 'efff6ff570a36b88', 22: 'b20497f87583f1d2', 23: '26a5dc77b9c1b845', 24: '032ff183d4af6a36', 25: 'a789b49993eb1994', 26: 'f6ab3ecb9b382322', 27: '4609c837a986dd13', 28: 'fe5698d46e73e309', 29: 'e35c5907db5b4867', 30: '80cf1eb47832c411', 31: '20f9cfd1c7519092', 32: '10ad312462759680', 33: 'e3c15868a6c3b2bb', 34: '3d54bbf445e63427', 35: '660b44ae95655442', 36: '6ac8bd86afb35c7e', 37: '14522658dc315075', 38: '3198ea107d0927db', 39: '17b51eedf89990f5', 101: 'd3b65bc550885eea', 202: '626c63f4c0ea8a29', 303: 'e74ec43067a344e8', 404: '5307e231a96190e3', 999: 'f14a0d1b3e23bca5', 1000: '853418d2eb87a209', 5000: '1b136c37ca1bc2e0', 123456789: '0b88a46dea9f2b28', 2147483647: '77b69f93e201d9a3', 1099511627776: 'a7d47e2d8e4425da'}
+UPSTREAM = {0:'73ce8eae6c9dd7f4', 1:'a6f82afe547da6cc', 2:'52cadf86d8bafa77', 3:'8aff70660459ea7b', 4:'4fed30461210d395',
+    5:'bf3ee57a38465f45', 6:'04f9a22e9ab70e0f', 7:'a40169044e1cd669', 8:'bdc5f390fc8e41bd', 9:'158adc33e793ba30',
+    10:'a499232ff0963491', 11:'9e47548f14a18155', 12:'8d5d39d916218606', 13:'f41ea0261245b94b', 14:'21ebda0401f4841c',
+    15:'5f60e6b6bb5acd9f', 16:'ab6cc9f8dc7d9b87', 17:'e3f806a2c9a3b2d3', 18:'c6dbf7a951da4afb', 19:'53e89825158506d1',
+    20:'fceb2b81fbe4dee7', 21:'efff6ff570a36b88', 22:'b20497f87583f1d2', 23:'26a5dc77b9c1b845', 24:'032ff183d4af6a36',
+    25:'a789b49993eb1994', 26:'f6ab3ecb9b382322', 27:'4609c837a986dd13', 28:'fe5698d46e73e309', 29:'e35c5907db5b4867',
+    30:'80cf1eb47832c411', 31:'20f9cfd1c7519092', 32:'10ad312462759680', 33:'e3c15868a6c3b2bb', 34:'3d54bbf445e63427',
+    35:'660b44ae95655442', 36:'6ac8bd86afb35c7e', 37:'14522658dc315075', 38:'3198ea107d0927db', 39:'17b51eedf89990f5',
+    101:'d3b65bc550885eea', 202:'626c63f4c0ea8a29', 303:'e74ec43067a344e8', 404:'5307e231a96190e3', 999:'f14a0d1b3e23bca5',
+    1000:'853418d2eb87a209', 5000:'1b136c37ca1bc2e0', 123456789:'0b88a46dea9f2b28', 2147483647:'77b69f93e201d9a3', 1099511627776:'a7d47e2d8e4425da'}
 
 @pytest.mark.parametrize('seed', UPSTREAM)
 def test_new_worlds_are_upstreams(seed): assert World(seed=seed).state_hash() == UPSTREAM[seed]
@@ -177,10 +186,9 @@ def free_play(env, seed, steps, wild):
         elif random.randint(3) == 0: world = World.restore(world.snapshot())
     return seen
 
-@pytest.mark.parametrize('wild', [False,True])
-@pytest.mark.parametrize('seed', range(12))
-def test_free_play_is_upstreams_step_by_step(blind_env, seed, wild):
-    assert len(free_play(blind_env, seed, STEPS//24, wild)) >= 6
+@pytest.mark.parametrize('seed', range(24))
+def test_free_play_is_upstreams_step_by_step(blind_env, seed):
+    assert len(free_play(blind_env, seed, STEPS//24, wild=seed%2)) >= 6
 
 def test_a_game_goes_on_beyond_its_usual_end(blind_env):
     world = World(seed=8, length=20_000)
@@ -222,8 +230,8 @@ SCRIPT = [ # what is put in front of the player, what the player does, what that
     ('stone', 'do', 'collect_stone'), *[('stone', 'do', None)]*8, ('water', 'place_stone', 'place_stone'),
     ('table', 'make_stone_pickaxe', 'make_stone_pickaxe'), (None, 'make_stone_sword', 'make_stone_sword'), ('sand', 'place_furnace', 'place_furnace'),
     *[('coal', 'do', None)]*2, ('iron', 'do', 'collect_iron'), ('iron', 'do', None), ('furnace', 'noop', 'collect_coal'),
-    ('table', 'make_iron_pickaxe', 'make_iron_pickaxe'), (None, 'make_iron_sword', 'make_iron_sword'), ('diamond', 'do', 'collect_diamond'), ('water', 'do', 'collect_drink'),
-    ('cow', 'do', 'eat_cow'), ('zombie', 'do', 'defeat_zombie'), ('skeleton', 'do', 'defeat_skeleton')]
+    ('table', 'make_iron_pickaxe', 'make_iron_pickaxe'), (None, 'make_iron_sword', 'make_iron_sword'), ('diamond', 'do', 'collect_diamond'),
+    ('water', 'do', 'collect_drink'), ('cow', 'do', 'eat_cow'), ('zombie', 'do', 'defeat_zombie'), ('skeleton', 'do', 'defeat_skeleton')]
 
 def test_all_22_achievements_by_script(blind_env):
     world = bare()

@@ -5,8 +5,8 @@ import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 from opensimplex import OpenSimplex
 
-from synth_lab.world import (ACHIEVEMENTS, ACTIONS, AREA, ARROW, CODE, COW, DIFFICULTIES, DOWN, GRASS, KINDS, LAVA, PATH, RIGHT, RIPE, SAPLING, SKELETON, TREE, VIEW, ZOMBIE,
-    Difficulty, Herd, World, WorldError, cell, genesis, land_of, lay, noise3, put, relocate, remove)
+from synth_lab.world import (ACHIEVEMENTS, ACTIONS, AREA, ARROW, CODE, COW, DIFFICULTIES, DOWN, KINDS, LAVA, RIGHT, SAPLING, SKELETON, TREE, VIEW, ZOMBIE, Difficulty, World,
+    WorldError, cell, genesis, land_of, lay, noise3, put, relocate, remove)
 
 settings.register_profile('repeatable', derandomize=True, deadline=None, database=None)
 settings.load_profile('repeatable')
@@ -29,12 +29,14 @@ def test_frame_sizes():
 
 actions = st.lists(st.integers(0, len(ACTIONS)-1), max_size=60)
 
-@given(st.integers(0, 3), actions, actions)
-def test_a_restored_game_is_the_same_game(seed, past, future):
-    world = play(World(seed=seed, length=100), past)
-    copy = World.restore(world.snapshot())
-    assert (copy.state_hash(), copy.snapshot(), repr(copy)) == (world.state_hash(), world.snapshot(), repr(world))
-    assert play(copy, future).state_hash() == play(world, future).state_hash()
+@given(st.integers(0, 3), st.sampled_from(list(DIFFICULTIES)), st.sampled_from(['pure','crafter-64']), st.integers(0, 700), st.integers(0, 99), actions)
+def test_a_game_can_be_taken_up_again_at_any_step(seed, difficulty, rng, steps, chance, future):
+    world = play(World(seed=seed, difficulty=difficulty, length=1000, rng=rng), np.random.RandomState(chance).randint(0, 17, steps))
+    before,data = world.state_hash(),world.snapshot()
+    restored,fork = World.restore(data),world.fork()
+    for o in (restored,fork): assert (o.state_hash(), o.snapshot(), repr(o), o.config_hash) == (before, data, repr(world), world.config_hash)
+    assert play(restored, future).state_hash() == play(fork, future).state_hash()
+    assert world.state_hash() == before and play(world, future).state_hash() == fork.state_hash()
 
 @given(st.integers(0, 3), actions)
 def test_reset_begins_the_same_game_again(seed, some):
