@@ -16,7 +16,7 @@ worked: pipeline
 test: .venv/installed
 	.venv/bin/python -m pytest -q
 
-# Half a million steps in lock-step with upstream's Crafter, instead of the 24,000 of `make test`; ten minutes
+# Half a million steps in lock-step with upstream's Crafter, instead of the 21,600 of `make test`; ten minutes
 oracle: .venv/installed
 	ORACLE_STEPS=520000 .venv/bin/python -m pytest -q tests/test_oracle.py
 

@@ -8,9 +8,9 @@ import crafter, numpy as np, pytest
 from crafter import engine, objects
 
 from synth_lab.world import (ACHIEVEMENTS, ACTIONS, ARROW, CHUNK_CELLS, CHUNKS, CODE, COW, DIFFICULTIES, DISTANCE, DOWN, FURNACE, GRASS, ITEMS, KINDS, LAVA, LEFT, PATH, PLAYER,
-    RIGHT, RIPE, SAPLING, SKELETON, STEP, TABLE, UP, WATER, ZOMBIE, World, below, cell, column_row, lay, put, relocate, remove, seeded, state_bytes)
+    RIGHT, RIPE, SAPLING, SKELETON, STEP, TABLE, UP, WATER, ZOMBIE, World, below, cell, column_row, lay, mersenne, put, relocate, remove, seeded, state_bytes)
 
-STEPS = int(os.environ.get('ORACLE_STEPS', 24_000)) # of free play, over all seeds
+STEPS = int(os.environ.get('ORACLE_STEPS', 21_600)) # of free play, over all seeds
 
 class OrderedChunks(engine.World):
     "Upstream's map with the members of a chunk in order of birth, where upstream has the order of their addresses"
@@ -42,25 +42,27 @@ def upstream_bytes(env):
     head = json.dumps(head, separators=(',',':')).encode()
     return struct.pack('<I', len(head)) + head + world._mat_map.tobytes() + words.tobytes()
 
-def burnt(world):
-    "A fork that has burnt what upstream's frame of this moment took from the stream"
-    fork = world.fork()
-    if world._owes: fork.game.random.getrandbits(32*6174)
-    return fork.game
+def words(world):
+    "The random stream after what upstream's frame of this moment takes from it"
+    stream = mersenne(world.game.random.getstate()[1])
+    if world._owes: stream.getrandbits(32*6174)
+    return stream.getstate()[1]
 
 def our_bytes(world):
     "The bytes of the state, with the achievements sorted: upstream does not know their order"
-    g = burnt(world)
-    g.achievements = tuple(sorted(g.achievements))
-    return state_bytes(g, g.random.getstate()[1])
+    g,order = world.game,world.achievements
+    g.achievements = tuple(sorted(order))
+    data = state_bytes(g, words(world))
+    g.achievements = order
+    return data
 
 def inject(env, world):
     "Put upstream into the state of `world`"
     g,p,theirs = world.game,world.player,env._world
     theirs.reset(seed=0)
     theirs._mat_map[:] = np.frombuffer(g.ground, np.uint8).reshape(-1,128)[4:-4,:64].T
-    words = burnt(world).random.getstate()[1]
-    theirs.random.set_state(('MT19937', words[:-1], words[-1]))
+    *key,place = words(world)
+    theirs.random.set_state(('MT19937', key, place))
     for x,y in (CHUNKS[o] for o in g.chunks): theirs._chunks[theirs.chunk_key((x,y))]
     player = env._player = objects.Player(theirs, column_row(p.pos))
     player.facing,player.sleeping,player._last_health = STEP[p.way],p.sleeping,p.last_health
