@@ -3,7 +3,7 @@ import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 
 from synth_lab.view import CENTRE, Observation, ObservationError, canonical, effect, format, look, missing, nearest, parse
-from synth_lab.world import ACHIEVEMENTS, ACTIONS, ITEMS, KINDS, World
+from synth_lab.world import ACHIEVEMENTS, ACTIONS, CODE, COW, ITEMS, KINDS, LAVA, RIGHT, ROW, World, cell, lay, relocate
 
 settings.register_profile('repeatable', derandomize=True, deadline=None, database=None)
 settings.load_profile('repeatable')
@@ -53,18 +53,19 @@ def test_what_crafter_does_not_have_is_refused(change):
 def test_the_view_at_the_edge_is_void_and_reads_back():
     for pos in ((0,0), (63,63), (2,30), (61,61)):
         world = World(seed=1)
-        if tuple(world.player.pos) != pos and world.grid[pos][1] is None: world.grid.move(world.player, pos)
+        if world.game.shown[cell(*pos)] < COW: relocate(world.game, world.player, cell(*pos))
         obs = look(world, 200)
         assert 'void' in obs.rows[0] + obs.rows[-1] and 'x void' in format(obs)
         assert parse(format(obs)) == obs
 
 def _supplied(world, random):
     "Hand out items and put useful things around the player"
-    for o in ITEMS: world.player.inventory[o] = int(random.choice([0,1,2,4]))
-    world.player.inventory['energy'] = int(random.choice([3,8,9]))
+    for o in ITEMS: world.player.items[o] = int(random.choice([0,1,2,4]))
+    world.player.energy = int(random.choice([3,8,9]))
     for _ in range(3):
-        pos = tuple(world.player.pos + random.randint(-1, 2, 2))
-        if world.grid[pos][1] is None: world.grid[pos] = str(random.choice(['table','furnace','tree','stone','water','sand','path','iron','grass']))
+        dx,dy = random.randint(-1, 2, 2).tolist()
+        pos,kind = world.player.pos + dx + dy*ROW,str(random.choice(['table','furnace','tree','stone','water','sand','path','iron','grass']))
+        if 0 < world.game.shown[pos] < COW: lay(world.game, pos, CODE[kind])
 
 @pytest.mark.parametrize('seed', range(3))
 def test_effects_tell_the_truth(seed):
@@ -73,13 +74,13 @@ def test_effects_tell_the_truth(seed):
     for i in range(600):
         if i % 5 == 0: _supplied(world, random)
         world.player.health = 9
-        before,pos = look(world, 10_000),tuple(world.player.pos)
+        before,pos = look(world, 10_000),world.player.pos
         action = ACTIONS[random.randint(len(ACTIONS))]
         world.step(ACTIONS.index(action))
         after = look(world, 10_000)
         said = effect(before, action, after)
-        assert ('moved' in said) == (tuple(world.player.pos) != pos), (i, action, said)
-        assert ('turned' in said) == (before.facing != after.facing and tuple(world.player.pos) == pos), (i, action, said)
+        assert ('moved' in said) == (world.player.pos != pos), (i, action, said)
+        assert ('turned' in said) == (before.facing != after.facing and world.player.pos == pos), (i, action, said)
         assert parse(format(look(world, 10_000, ((action,said),)))).last == ((action,said),)
         if action.startswith(('make_','place_')) and not before.sleeping:
             assert ('needs' in said) == (dict(before.inventory) == dict(after.inventory)), (i, action, said)
@@ -91,7 +92,7 @@ def test_effects_tell_the_truth(seed):
 
 def test_dying_is_told():
     world = World(seed=1)
-    world.grid[world.player.pos + (1,0)] = 'lava'
+    lay(world.game, world.player.pos+RIGHT, LAVA)
     before = look(world, 200)
     world.step(ACTIONS.index('move_right'))
     assert effect(before, 'move_right', look(world, 200)) == 'moved into lava, health -9, died'
