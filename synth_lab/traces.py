@@ -31,7 +31,7 @@ EVENTS = dict(
         tool_name='VARCHAR', arguments='VARCHAR', actions='VARCHAR[]', logprobs='DOUBLE[]', turn_reward='INTEGER',
         input_tokens='BIGINT', output_tokens='BIGINT', cost_usd='DOUBLE', seed='BIGINT', temperature='DOUBLE',
         prompt_ids='VARCHAR[]', output_id='VARCHAR', tools_id='VARCHAR', error_type='VARCHAR', error_message='VARCHAR',
-        raw='JSON', steps=f'{_STEP}[]'),
+        raw='JSON', steps=f'{_STEP}[]', keyframe='VARCHAR'),
     reward=_WHO | dict(scope='VARCHAR', step='INTEGER', turn='INTEGER', name='VARCHAR', value='DOUBLE', source='VARCHAR'),
     episode_end=_WHO | {'status':'VARCHAR', 'ended_by':'VARCHAR', 'turns':'INTEGER', 'steps_played':'INTEGER', 'return':'DOUBLE',
         'achievements':'VARCHAR[]', 'unlock_steps':'INTEGER[]', 'calls':'INTEGER', 'unusable':'INTEGER', 'verdicts':'MAP(VARCHAR, INTEGER)',
@@ -210,7 +210,8 @@ SCHEMA |= dict(
         arguments='its arguments, verbatim', actions='actions to take; empty unless the verdict is `ok`',
         logprobs='log probability of each action, where the server gives it', turn_reward='achievements newly unlocked by the turn') | _USE | dict(
         seed='sampling seed sent', temperature='sampling temperature', prompt_ids='messages sent, in order: `messages.msg_id`',
-        output_id="the assistant's message", tools_id='the tool schemas') | _ERR | dict(raw="the server's reply, verbatim JSON"),
+        output_id="the assistant's message", tools_id='the tool schemas') | _ERR | dict(raw="the server's reply, verbatim JSON",
+        keyframe='`World.snapshot` after the turn, in base64; once every 500 steps'),
     steps=_ID | dict(turn='turn that decided it', step='1, 2, … within the episode', call_id='call that decided it', action='one of the 17',
         effect='what it did, in words', reward="the world's", unlocked='achievements newly unlocked', health='after the step',
         terminated='the player died', truncated='the length was reached'),
@@ -224,7 +225,7 @@ _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms,
         coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status, verdict, finish_reason, problem, thought, tool_name, arguments, actions,
-        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message, raw
+        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message, raw, keyframe
         FROM events WHERE kind = 'call'""",
     steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
         FROM (SELECT run_id, episode_id, attempt, turn, call_id, unnest(steps) AS s FROM events WHERE kind = 'call')""",
