@@ -67,9 +67,10 @@ def _at(url, known):
     return Endpoint(_host(url), url, 'OPENAI_API_KEY', 'start an OpenAI-compatible server there, or mend the URL')
 
 def endpoint(
-    name:str|None=None # an endpoint's name or a URL; by default `OPENAI_BASE_URL`, else the one in `settings.ini`
+    name:str|Endpoint|None=None # a name, a URL, or the endpoint itself; by default `OPENAI_BASE_URL`, else the one in `settings.ini`
 )->Endpoint: # raises `ClientError` for a name that nobody gave, or a URL that is none
     "Where to send calls"
+    if isinstance(name, Endpoint): return name
     s = settings()
     name = name or ('openai' if os.environ.get('OPENAI_BASE_URL') else s.endpoint)
     if re.match('https?://', name): return _at(_url(name), s.endpoints)
@@ -158,9 +159,9 @@ def _close(pools):
 class AsyncInferenceClient:
     "Chat completions of one endpoint, for use with `await`"
     def __init__(self,
-        api_key:str=None,  # by default from the endpoint's environment variable
-        base_url:str=None, # an endpoint's name or a URL; see `endpoint`
-        app=None           # an ASGI app to call in this process instead
+        api_key:str=None,           # by default from the endpoint's environment variable
+        base_url:str|Endpoint=None, # an endpoint, its name or its URL; see `endpoint`
+        app=None                    # an ASGI app to call in this process instead
     ):
         self.endpoint = endpoint(base_url) if app is None else Endpoint('local', 'http://local/v1', app=app)
         self.settings,self._pools,self._reached = settings(),{},False
@@ -303,9 +304,9 @@ def models(self:AsyncInferenceClient):
 class InferenceClient:
     "Chat completions of one endpoint"
     def __init__(self,
-        api_key:str=None,  # by default from the endpoint's environment variable
-        base_url:str=None, # an endpoint's name or a URL; see `endpoint`
-        app=None           # an ASGI app to call in this process instead
+        api_key:str=None,           # by default from the endpoint's environment variable
+        base_url:str|Endpoint=None, # an endpoint, its name or its URL; see `endpoint`
+        app=None                    # an ASGI app to call in this process instead
     ):
         self._client = AsyncInferenceClient(api_key, base_url, app)
         self.endpoint = self._client.endpoint

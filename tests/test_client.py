@@ -1,5 +1,6 @@
 "The client against real servers that misbehave"
 import asyncio, contextlib, json, math, os, socket, subprocess, sys, threading, time, traceback
+from dataclasses import replace
 from email.utils import formatdate
 from types import SimpleNamespace
 
@@ -224,6 +225,26 @@ def test_names_and_urls(monkeypatch):
     assert endpoint('https://api.openai.com/v1').name == 'openai'
     monkeypatch.setenv('SYNTH_BASE_URL', 'http://127.0.0.1:1/api/')
     assert (endpoint('synth').url, endpoint('synth').key) == ('http://127.0.0.1:1/api', 'SYNTH_API_KEY')
+
+def test_an_endpoint_is_used_as_it_is(monkeypatch):
+    app = Scripted(OK)
+    with serving(app) as url:
+        for name,key in dict(SYNTH=KEY, OPENAI='another-key').items():
+            monkeypatch.setenv(f'{name}_BASE_URL', url)
+            monkeypatch.setenv(f'{name}_API_KEY', key)
+        found = endpoint('synth')
+        for cls in (InferenceClient, AsyncInferenceClient): assert cls(base_url=found).endpoint is found
+        InferenceClient(base_url=found).chat.completions.create(**ASK)
+    assert app.asked[0][2]['authorization'] == f'Bearer {KEY}'
+    assert InferenceClient(base_url=replace(endpoint('vllm'), app=Scripted(OK))).chat.completions.create(**ASK) == HELLO
+
+def test_a_url_in_the_environment_wins_over_the_app_of_the_settings(monkeypatch):
+    app = Scripted(OK)
+    with serving(app) as url:
+        monkeypatch.setenv('LOCAL_BASE_URL', url)
+        assert not endpoint('local').in_process
+        assert InferenceClient(base_url=endpoint('local')).chat.completions.create(**ASK) == InferenceClient(base_url='local').chat.completions.create(**ASK) == HELLO
+    assert app.posts == 2
 
 def test_the_list_of_models():
     app = Scripted((200, {}, dict(object='list', data=[dict(id='a'), dict(id='b')])))
