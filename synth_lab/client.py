@@ -148,6 +148,7 @@ def _connect(endpoint, timeout):
 
 def _close(pools):
     "Close the `pools` of a client that is gone, whichever thread or loop this runs in"
+    if not pools: return
     try: here = asyncio.get_running_loop()
     except RuntimeError: here = None
     for loop,http in pools.items():
