@@ -437,6 +437,7 @@ class Policy:
         rng=None               # numpy `Generator`; the same one gives the same answer
     )->Decision: raise NotImplementedError
 
+# %% ../nbs/10_policies.ipynb #f9ab51c4
 class Random(Policy):
     "Any of the 17 actions, all equally likely"
     model = kind = 'random'

@@ -121,6 +121,7 @@ def cross_entropy(
     d[rows, y] -= 1
     return -float(lp[rows, y].mean()),d/len(y)
 
+# %% ../nbs/11_train.ipynb #735ae2e8
 @dataclass(frozen=True, repr=False)
 class Trained:
     "What training left behind"
@@ -132,7 +133,8 @@ class Trained:
 
     def _repr_markdown_(self): return repr(self)
     def __repr__(self):
-        said = ', '.join(f'{k} {v:.3g}' if isinstance(v, float) else f'{k} {v}' for k,v in self.metrics.items() if k != 'cpu_seconds') # a saved page should not change with the clock
+        shown = {k:v for k,v in self.metrics.items() if k != 'cpu_seconds'} # a saved page should not change with the clock
+        said = ', '.join(f'{k} {v:.3g}' if isinstance(v, float) else f'{k} {v}' for k,v in shown.items())
         left = ', '.join(f'{n} {o}' for o,n in self.rejected.items())
         return f'**{self.model}**: {said}' + (f'\n\nnot used: {left}' if left else '')
 
@@ -158,7 +160,7 @@ def _positive(**values):
     for k,v in values.items():
         if v <= 0: raise TrainError(f'{k} must be above 0, not {v}', f'give a larger {k}')
 
-# %% ../nbs/11_train.ipynb #735ae2e8
+# %% ../nbs/11_train.ipynb #135959c8
 @one_thread
 def sft(
     dataset:Path,           # JSONL, one turn a line
@@ -174,6 +176,7 @@ def sft(
 )->Trained:
     "Fine-tune the student to imitate a dataset"
     _positive(epochs=epochs, hidden=hidden, batch=batch)
+    if not 0 <= val_split < 1: raise TrainError(f'val_split must be from 0 to below 1, not {val_split}', 'give a share such as .1')
     data,(start,root) = read_examples(dataset),_start(base, models)
     weights = init_weights(hidden, seed) if base == 'student' else {k:v.copy() for k,v in start.weights.items()}
     rng,adam,curves = np.random.default_rng(seed),Adam(weights, decay=1e-4),[]

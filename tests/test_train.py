@@ -253,6 +253,7 @@ def test_an_interrupted_run_writes_nothing_and_says_so(lab, tmp_path):
     (lambda m, d: T.rl('student', m, iterations=0), 'iterations must be above 0, not 0'),
     (lambda m, d: T.rl('student', m, cpu_seconds=0), 'cpu_seconds must be above 0'),
     (lambda m, d: T.sft(d, m, epochs=0), 'epochs must be above 0'),
+    (lambda m, d: T.sft(d, m, val_split=1.), 'val_split must be from 0 to below 1'),
     (lambda m, d: T.sft(d, m, base='random'), 'has no weights'),
     (lambda m, d: T.sft(d, m, epochs=1, lr=1e30), 'no longer finite')])
 def test_what_cannot_work_is_refused(lab, call, said):
