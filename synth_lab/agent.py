@@ -11,6 +11,7 @@ from functools import cached_property
 
 from fastcore.basics import patch
 
+from .client import read_usage
 from .core import LabError, digest
 from .tools import Reply, interact_many, read_reply, tool_messages
 
@@ -119,7 +120,7 @@ class Turn:
     body:dict            # the response's body, verbatim
     attempts:list        # one row per try of the call
     reply:Reply          # what the response says
-    usage:dict           # its token counts
+    usage:dict           # its token counts, as `read_usage` takes them
     logprobs:tuple|None  # of each action, or None
     cost:float|None      # US dollars; None when the price is not known
 
@@ -133,8 +134,11 @@ def action_logprobs(
     actions:tuple # the actions read from it
 )->tuple|None: # one number for each action, or None when the tokens are not the actions
     "The log-probabilities of `actions`"
-    tokens = (choice.get('logprobs') or {}).get('content') or []
-    return tuple(o['logprob'] for o in tokens) if actions and [o.get('token') for o in tokens] == list(actions) else None
+    match choice:
+        case {'logprobs': {'content': [*tokens]}} if len(tokens) == len(actions) > 0: pass
+        case _: return None
+    fits = all(isinstance(o, dict) and o.get('token') == a and isinstance(o.get('logprob'), (int, float)) for o,a in zip(tokens, actions))
+    return tuple(o['logprob'] for o in tokens) if fits else None
 
 async def turn(
     agent:Agent,       # who plays
@@ -147,6 +151,6 @@ async def turn(
     sent = agent.payload(memory, obs_text, seed)
     if client.endpoint.in_process: sent['logprobs'] = True
     body,attempts = await client.post(sent)
-    choice,usage = body['choices'][0], body.get('usage') or {}
+    choice,usage = body['choices'][0],body.get('usage')
     reply = read_reply(choice, agent.max_actions)
-    return Turn(sent, body, attempts, reply, usage, action_logprobs(choice, reply.actions), client.cost(agent.model, usage))
+    return Turn(sent, body, attempts, reply, read_usage(usage), action_logprobs(choice, reply.actions), client.cost(agent.model, usage))

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ERRORS', 'FIXES', 'OPTIONAL', 'ClientError', 'AuthError', 'ModelNotFoundError', 'BadRequest', 'ContextLength',
            'EndpointDown', 'ServerError', 'RateLimited', 'Endpoint', 'endpoint', 'retry_after', 'read_response',
-           'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'cost']
+           'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'read_usage', 'cost']
 
 # %% ../nbs/04_client.ipynb #5eb3690d
 import asyncio, concurrent.futures, json, os, pkgutil, re, time, weakref
@@ -317,11 +317,21 @@ class InferenceClient:
     def __repr__(self): return f'{type(self).__name__}({self.endpoint.name} at {self.endpoint.url})'
 
 # %% ../nbs/04_client.ipynb #bdc4b98f
+def _count(n): return n if type(n) is int and 0 <= n < 2**53 else None # above it, JSON's numbers are no longer exact
+
+def read_usage(
+    usage # a response's `usage`, whatever the server made of it
+)->dict: # `prompt_tokens`, `completion_tokens` and, of the former, `cached_tokens`; None for what is no count
+    "The token counts of a response"
+    if not isinstance(usage, dict): usage = {}
+    details = usage.get('prompt_tokens_details') or {}
+    cached = (details.get('cached_tokens') or 0) if isinstance(details, dict) else None
+    return dict(prompt_tokens=_count(usage.get('prompt_tokens')), completion_tokens=_count(usage.get('completion_tokens')), cached_tokens=_count(cached))
+
 def _dollars(price, usage):
     "What `usage` costs at `price`; None when either is unknown"
-    sent,got = usage.get('prompt_tokens'),usage.get('completion_tokens')
-    if price is None or sent is None or got is None: return None
-    cached = (usage.get('prompt_tokens_details') or {}).get('cached_tokens') or 0
+    sent,got,cached = read_usage(usage).values()
+    if price is None or None in (sent, got, cached) or cached > sent: return None
     return ((sent - cached)*price.input + cached*price.cached + got*price.output)/1e6
 
 @patch
