@@ -17,11 +17,12 @@ from .agent import Agent
 from .core import LabError, did_you_mean, settings
 from .filters import Filter, Selection
 from .metrics import Paired, paired, summary
-from .policies import BUILTIN, list_models
-from .rollout import Run, rollout, rollout_sync
+from .policies import list_models
+from .rollout import Film, Rerun, Run, film, fork, rerun, rollout, rollout_sync
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft
+from .world import World
 
 # %% ../nbs/15_lab.ipynb #2fe3282e
 class Lab:
@@ -38,8 +39,8 @@ class Lab:
 
     def _client(self, cls):
         "A client of class `cls`; in the box, it is served this lab's own checkpoints"
-        if self.endpoint.name == 'local': return cls(app=create_app(self.models_path))
-        return cls(self._key, self.endpoint.url if not self.endpoint.in_process else self.endpoint.name)
+        if self.endpoint.in_process and self.endpoint.name == 'local': return cls(app=create_app(self.models_path))
+        return cls(self._key, self.endpoint)
 
     @cached_property
     def client(self)->client.InferenceClient:
@@ -89,7 +90,9 @@ def _only(episodes, where):
     "The rows of `episodes` that have the values of `where`"
     for column,value in where.items():
         if column not in episodes: raise LabError(f'episodes have no column `{column}`', did_you_mean(column, episodes.columns))
-        episodes = episodes[episodes[column] == value]
+        found = episodes[episodes[column] == value]
+        if not len(found): raise LabError(f'no episode has {column} {value!r}', did_you_mean(value, episodes[column].dropna().unique()))
+        episodes = found
     return episodes
 
 @patch
@@ -107,7 +110,27 @@ def compare(self:Lab,
 )->Paired:
     "How much better `a` is than `b`, world by world"
     e = _only(self.episodes, where)
-    return paired(e[e.model == a], e[e.model == b])
+    return paired(_only(e, dict(model=a)), _only(e, dict(model=b)))
+
+# %% ../nbs/15_lab.ipynb #072fd377
+@patch
+def replay(self:Lab, episode_id:str)->Rerun:
+    "Play an episode again and compare it with its trace, step by step"
+    return rerun(self.store, episode_id)
+
+@patch
+def fork(self:Lab, episode_id:str, step:int)->World:
+    "A live world as it was after `step` steps of an episode"
+    return fork(self.store, episode_id, step)
+
+@patch
+def film(self:Lab,
+    episode_id:str,
+    size:int=144,   # pixels of a side
+    every:int=1     # show every so many steps
+)->Film:
+    "An episode in pictures"
+    return film(self.store, episode_id, size, every)
 
 # %% ../nbs/15_lab.ipynb #29468e9d
 @patch

@@ -1,0 +1,44 @@
+"The door: endpoints keep their names and keys, whatever the environment moved"
+import pytest
+
+from synth_lab import Lab, LabError
+
+
+@pytest.fixture
+def lab_at(tmp_path): return lambda **how: Lab(tmp_path/'lab', **how)
+
+
+def test_a_moved_endpoint_keeps_its_name_and_its_key(lab_at, monkeypatch):
+    monkeypatch.setenv('SYNTH_BASE_URL', 'http://myhost:7000/api')
+    monkeypatch.setenv('SYNTH_API_KEY', 'the-key-of-synth')
+    monkeypatch.setenv('OPENAI_API_KEY', 'the-key-of-openai')
+    client = lab_at(endpoint='synth').client
+    assert (client.endpoint.name, client.endpoint.url, client.endpoint.key) == ('synth', 'http://myhost:7000/api', 'SYNTH_API_KEY')
+    assert 'the-key-of-openai' not in str(vars(client))
+
+
+def test_the_url_of_the_environment_is_openai_s_own(lab_at, monkeypatch):
+    monkeypatch.setenv('OPENAI_BASE_URL', 'http://127.0.0.1:8000/v1')
+    lab = lab_at()
+    assert lab.client.endpoint == lab.endpoint and lab.endpoint.url == 'http://127.0.0.1:8000/v1'
+    assert lab.client.endpoint.name != 'local'
+
+
+def test_a_moved_local_endpoint_is_no_longer_in_process(lab_at, monkeypatch):
+    monkeypatch.setenv('LOCAL_BASE_URL', 'http://127.0.0.1:8765/v1')
+    assert not lab_at(endpoint='local').client.endpoint.in_process
+
+
+def test_the_box_serves_the_checkpoints_of_this_lab(lab_at):
+    from synth_lab.policies import init_weights, save_checkpoint
+    lab = lab_at(endpoint='local')
+    save_checkpoint(lab.models_path, 'ft:student:job_12345678', init_weights(8))
+    assert 'ft:student:job_12345678' in [o.id for o in lab.client.models.list()]
+    assert lab.newest('ft') == 'ft:student:job_12345678'
+
+
+@pytest.mark.parametrize('where, said', [(dict(split='evl'), "no episode has split 'evl' → did you mean `eval`"), (dict(splt='eval'), 'did you mean `split`')])
+def test_a_misspelt_question_is_answered_with_the_nearest_name(lab_at, where, said):
+    lab = lab_at(endpoint='local')
+    lab.rollout_sync('random', [1], length=5, split='eval')
+    with pytest.raises(LabError, match=said): lab.summary(**where)
