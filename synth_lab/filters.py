@@ -7,7 +7,7 @@ __all__ = ['FINISHED', 'RULES', 'Names', 'Unlocks', 'DIALECTS', 'Text', 'FIXES',
            'Selection', 'openai_row', 'Row', 'Problem', 'row_problems', 'Report', 'validate', 'Dataset', 'card_path']
 
 # %% ../nbs/09_filters.ipynb #f8e663bb
-import hashlib, os
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from pydantic_core import PydanticCustomError
 
 from . import __version__
-from .core import LabError, did_you_mean, now, redact
+from .core import LabError, did_you_mean, now, publish, redact
 from .traces import Store
 from .world import ACHIEVEMENTS
 
@@ -373,18 +373,6 @@ def _secrets(text, n):
     return [Problem(n, '', 'holds what looks like a secret key', 'mask it, and revoke the key')] if redact(text) != text else []
 
 # %% ../nbs/09_filters.ipynb #4dc4520d
-def _publish(path, data):
-    "Write `data` to `path` so that nobody ever sees a part of it"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    tmp = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
-    try:
-        with open(tmp, 'wb') as f:
-            f.write(data)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(tmp, path)
-    finally: tmp.unlink(missing_ok=True)
-
 @dataclass(frozen=True, repr=False)
 class Dataset:
     "A fine-tuning file and its card"
@@ -426,8 +414,8 @@ def write(self:Selection,
         'loosen that rule, or roll out more episodes')
     data = b'\n'.join([*lines, b''])
     card = self._card(data, thoughts, dialect)
-    _publish(path, data)
-    _publish(card_path(path), orjson.dumps(card, option=orjson.OPT_INDENT_2))
+    publish(path, data)
+    publish(card_path(path), orjson.dumps(card, option=orjson.OPT_INDENT_2))
     return Dataset(path, card)
 
 @patch

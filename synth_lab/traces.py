@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb, orjson
 from fastcore.basics import patch
 
-from .core import LabError, did_you_mean, digest, now
+from .core import LabError, did_you_mean, digest, now, publish, sync_folder
 
 # %% ../nbs/06_traces.ipynb #ebf9a9a5
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
@@ -67,23 +67,6 @@ class Segment:
         if self.synced < size: os.fsync(self.fd)
         self.synced = size
 
-# %% ../nbs/06_traces.ipynb #e31f7a46
-def _publish(path, obj):
-    "Write `obj` to `path` as JSON so that nobody ever sees half of it"
-    tmp = path.with_suffix(f'.{os.getpid()}.tmp')
-    with open(tmp, 'wb') as f:
-        f.write(orjson.dumps(obj, option=orjson.OPT_INDENT_2))
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(tmp, path)
-    _sync_dir(path.parent)
-
-def _sync_dir(path):
-    "Make the names in folder `path` survive the machine"
-    fd = os.open(path, os.O_RDONLY)
-    try: os.fsync(fd)
-    finally: os.close(fd)
-
 # %% ../nbs/06_traces.ipynb #5c381527
 SEGMENT_BYTES = 16<<20  # a segment that reached this size is followed by another one
 
@@ -129,7 +112,7 @@ def _append(self:RunWriter, make):
             if not self._segments or not self._segments[-1].whole or self._segments[-1].size >= SEGMENT_BYTES:
                 self._seen.clear()
                 self._segments.append(Segment(self.folder/'live', self.worker))
-                _sync_dir(self.folder/'live')
+                sync_folder(self.folder/'live')
             self._segments[-1].append(make())
         except OSError as e:
             raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', 'what was written before is kept; make room or mend the folder, then resume the run') from None
@@ -396,8 +379,9 @@ def run(self:Store,
     try:
         if not (folder/'run.json').exists():
             (folder/'live').mkdir(parents=True, exist_ok=True)
-            if not (self.path/'lab.json').exists(): _publish(self.path/'lab.json', dict(schema=SCHEMA_VERSION, created_at=now()))
-            _publish(folder/'run.json', dict(schema=SCHEMA_VERSION, run_id=run_id, created_at=now(), provenance=provenance(), **spec))
+            if not (self.path/'lab.json').exists(): publish(self.path/'lab.json', orjson.dumps(dict(schema=SCHEMA_VERSION, created_at=now())))
+            head = dict(schema=SCHEMA_VERSION, run_id=run_id, created_at=now(), provenance=provenance())
+            publish(folder/'run.json', orjson.dumps(head | spec, option=orjson.OPT_INDENT_2))
         elif not resume: raise StoreError(f'run `{run_id}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
         else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
         return RunWriter(folder)
