@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['ERRORS', 'FIXES', 'OPTIONAL', 'ClientError', 'AuthError', 'ModelNotFoundError', 'BadRequest', 'ContextLength',
            'EndpointDown', 'ServerError', 'RateLimited', 'Endpoint', 'endpoint', 'retry_after', 'read_response',
-           'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'read_usage', 'cost']
+           'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'read_usage']
 
 # %% ../nbs/04_client.ipynb #5eb3690d
 import asyncio, concurrent.futures, json, os, pkgutil, re, time, weakref
@@ -25,18 +25,18 @@ from .core import LabError, did_you_mean, now, redact, settings
 # %% ../nbs/04_client.ipynb #c43a72cf
 class ClientError(LabError):
     "A call that failed"
-    kind,retry = 'error',False
+    retry = False
     def __init__(self, message, fix=None, status=None, retry_after=0.):
         self.status,self.retry_after,self.attempts = status,retry_after,[]
         super().__init__(message, fix)
 
-class AuthError(ClientError): "The key is missing or was refused"; kind = 'auth'
-class ModelNotFoundError(ClientError): "The endpoint does not serve this model"; kind = 'model_not_found'
-class BadRequest(ClientError): "The server does not accept the request"; kind = 'bad_request'
-class ContextLength(BadRequest): "The messages are longer than the model can read"; kind = 'context_length'
-class EndpointDown(ClientError): "Nothing answers at the endpoint's URL"; kind,retry = 'down',True
-class ServerError(ClientError): "The server failed, or its answer makes no sense"; kind,retry = 'server',True
-class RateLimited(ClientError): "Too many calls for the endpoint's limits"; kind,retry = 'rate_limited',True
+class AuthError(ClientError): "The key is missing or was refused"
+class ModelNotFoundError(ClientError): "The endpoint does not serve this model"
+class BadRequest(ClientError): "The server does not accept the request"
+class ContextLength(BadRequest): "The messages are longer than the model can read"
+class EndpointDown(ClientError): "Nothing answers at the endpoint's URL"; retry = True
+class ServerError(ClientError): "The server failed, or its answer makes no sense"; retry = True
+class RateLimited(ClientError): "Too many calls for the endpoint's limits"; retry = True
 
 # %% ../nbs/04_client.ipynb #1dba8923
 @dataclass(frozen=True)
@@ -335,14 +335,9 @@ def _dollars(price, usage):
     return ((sent - cached)*price.input + cached*price.cached + got*price.output)/1e6
 
 @patch
-def cost(self:AsyncInferenceClient, model, usage):
-    "What a call of `model` cost, by the prices in force when the client was made"
-    return _dollars(self.settings.price(self.endpoint.name, model), usage)
-
-def cost(
-    endpoint, # an `Endpoint` or its name
+def cost(self:AsyncInferenceClient,
     model:str, # model id
     usage:dict # the response's `usage`
 )->float|None: # US dollars; None when the price or the usage is not known
-    "What a call cost"
-    return _dollars(settings().price(getattr(endpoint, 'name', endpoint), model), usage)
+    "What a call cost, by the prices in force when the client was made"
+    return _dollars(self.settings.price(self.endpoint.name, model), usage)

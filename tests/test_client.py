@@ -8,7 +8,7 @@ import orjson, pytest
 
 from synth_lab import client as room
 from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, EndpointDown, InferenceClient, ModelNotFoundError,
-    RateLimited, ServerError, cost, endpoint)
+    RateLimited, ServerError, endpoint)
 from synth_lab.serve import serving
 
 HELLO = dict(model='m', choices=[dict(index=0, finish_reason='stop', message=dict(role='assistant', content='Hello!'))], usage=dict(prompt_tokens=10, completion_tokens=2))
@@ -69,7 +69,7 @@ def test_only_what_may_pass_is_tried_again(status, cls, tries, waits):
     app = Scripted(fail(status))
     e = failed(cls, app=app)
     assert (e.status, app.posts, len(e.attempts), len(waits)) == (status, tries, tries, tries-1)
-    assert type(e) is cls and e.kind and e.fix
+    assert type(e) is cls and e.fix
 
 def test_quota_that_is_spent_is_not_waited_for():
     app = Scripted(fail(429, 'You exceeded your current quota', 'insufficient_quota'))
@@ -125,7 +125,7 @@ def free_port():
 def test_nobody_there(waits):
     url = f'http://127.0.0.1:{free_port()}/v1'
     e = failed(EndpointDown, url)
-    assert url in str(e) and 'start' in e.fix and waits == [] and e.status is None and e.kind == 'down'
+    assert url in str(e) and 'start' in e.fix and waits == [] and e.status is None
 
 def test_an_endpoint_of_the_settings_says_how_to_start_it(monkeypatch):
     monkeypatch.setenv('VLLM_BASE_URL', f'http://127.0.0.1:{free_port()}/v1')
@@ -180,7 +180,7 @@ def test_a_url_that_is_no_api():
     e = failed(BadRequest, app=Scripted(fail(404)))
     assert '/v1' in e.fix and len(e.attempts) == 1
 
-def test_context_length(): assert failed(ContextLength, app=Scripted(fail(400, 'too long', 'context_length_exceeded'))).kind == 'context_length'
+def test_context_length(): assert len(failed(ContextLength, app=Scripted(fail(400, 'too long', 'context_length_exceeded'))).attempts) == 1
 
 def test_an_unknown_endpoint():
     with pytest.raises(ClientError, match='did you mean `openai`'): endpoint('opnai')
@@ -305,8 +305,9 @@ def test_objects_and_dicts():
 def test_cost(usage, dollars, tmp_path, monkeypatch):
     (tmp_path/'settings.ini').write_text('[prices.openai]\nm = 2.0, 0.5, 7.0\n')
     monkeypatch.chdir(tmp_path)
-    got = cost('openai', 'm', usage)
+    client = AsyncInferenceClient(base_url='openai')
+    got = client.cost('m', usage)
     assert got == (dollars if dollars is None else pytest.approx(dollars))
-    assert cost('openai', 'other', usage) is None
+    assert client.cost('other', usage) is None
 
-def test_local_is_free(): assert cost(endpoint('local'), 'expert', HELLO['usage']) == 0.
+def test_local_is_free(): assert AsyncInferenceClient(base_url='local').cost('expert', HELLO['usage']) == 0.
