@@ -69,7 +69,6 @@ class Agent:
     temperature:float=1.0       # of the model's sampling
     max_tokens:int|None=None    # most tokens of one reply; None leaves it to the server
     system:str=SYSTEM           # the system prompt
-    logprobs:bool=False         # ask for log-probabilities; in process they always come
 
     def __post_init__(self):
         turns = isinstance(self.history, int) and not isinstance(self.history, bool) and self.history > 0
@@ -109,7 +108,7 @@ def payload(self:Agent,
     "What is sent to the model"
     past = [m for o in self.kept(memory) for m in o.messages]
     messages = [dict(role='system', content=self.system), *past, dict(role='user', content=user_text(memory, obs_text))]
-    asked = dict(max_tokens=self.max_tokens, seed=seed, logprobs=self.logprobs or None)
+    asked = dict(max_tokens=self.max_tokens, seed=seed)
     return dict(model=self.model, messages=messages, tools=self.tools, temperature=self.temperature) | {k:v for k,v in asked.items() if v is not None}
 
 # %% ../nbs/05_agent.ipynb #9d5ee511
