@@ -151,6 +151,12 @@ def _read_map(rows, ground):
 # %% ../nbs/02_view.ipynb #d25b3475
 def _pairs(line, sep, mark): return () if line == 'none' else tuple(tuple(o.split(mark, 1)) for o in line.split(sep))
 
+def _check(found, expected):
+    "Refuse a text that a world would have written otherwise"
+    if found == expected: return
+    line,better = next((a,b) for a,b in zip(found.split('\n'), expected.split('\n')) if a != b)
+    raise ObservationError(f'the observation says `{line}`, where a world would say `{better}`', 'leave observations as view.format wrote them')
+
 def parse(
     text:str # anything with an observation in it
 )->Observation:
@@ -159,15 +165,18 @@ def parse(
     for m in _BLOCK.finditer(text): pass
     if m is None: raise ObservationError('there is no observation in this text; one starts with a line such as `Crafter, step 12 of 200`', 'write it with view.format')
     step,limit,light,asleep,health,food,drink,energy,held,facing,ground,rows,unlocked,last = m.groups()
-    inventory = tuple((o,int(n)) for o,n in _pairs(held, ', ', ' '))
-    achievements = () if unlocked == 'none' else tuple(unlocked.split(', '))
+    held = {o:int(n) for o,n in _pairs(held, ', ', ' ')}
+    achievements = () if unlocked == 'none' else tuple(dict.fromkeys(unlocked.split(', ')))
     last = _pairs(last, '; ', ' -> ')
-    _known((o[0] for o in inventory), ITEMS, 'item')
+    _known(held, ITEMS, 'item')
     _known(achievements, ACHIEVEMENTS, 'achievement')
     _known((o[0] for o in last), ACTIONS, 'action')
     if any(len(o) != 2 for o in last): raise ObservationError('an action of the last turn has no effect; each is written `action -> effect`')
-    return Observation(int(step), int(limit), int(health), int(food), int(drink), int(energy), inventory, facing, _read_map(rows, ground), float(light),
-        asleep == 'asleep', achievements, last)
+    # as a world would have it: in the order of ITEMS, each name once, within the limits; `_check` sees what that changed
+    obs = Observation(min(int(step), int(limit)), int(limit), int(health), int(food), int(drink), int(energy), tuple((o,held[o]) for o in ITEMS if held.get(o)),
+        facing, _read_map(rows, ground), min(float(light), 1.), asleep == 'asleep', achievements, last)
+    _check(m[0], format(obs))
+    return obs
 
 # %% ../nbs/02_view.ipynb #8e85fb71
 WALKABLE = (*constants.walkable, 'lava')
