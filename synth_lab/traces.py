@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb, orjson
 from fastcore.basics import patch
 
-from .core import LabError, did_you_mean, digest, now, publish, sync_folder
+from .core import LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
 
 # %% ../nbs/06_traces.ipynb #ebf9a9a5
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
@@ -39,10 +39,25 @@ EVENTS = dict(
         'wall_s':'DOUBLE', 'error_type':'VARCHAR', 'error_message':'VARCHAR', 'final_hash':'VARCHAR'})
 
 # %% ../nbs/06_traces.ipynb #5bedcc13
-def _line(event):
-    "`event` as one line of JSON, whatever a server put into it"
-    try: return orjson.dumps(event, option=orjson.OPT_APPEND_NEWLINE)
-    except TypeError: return json.dumps(event, ensure_ascii=False, default=str).encode('utf-8', 'replace') + b'\n'
+def _dump(obj):
+    "`obj` as JSON, whatever a server put into it"
+    try: return orjson.dumps(obj)
+    except TypeError: return json.dumps(obj, ensure_ascii=False, default=str).encode('utf-8', 'replace')
+
+def _masked(obj, keys):
+    "`obj` without keys in its strings"
+    if isinstance(obj, str): return redact(obj, keys)
+    if isinstance(obj, dict): return {redact(k, keys):_masked(v, keys) for k,v in obj.items()}
+    return [_masked(o, keys) for o in obj] if isinstance(obj, list) else obj
+
+def _json(
+    obj,            # what may hold a key
+    keys:tuple=None # `key_values()` of before; None: those of now
+)->bytes:
+    "`obj` as JSON without keys"
+    data = _dump(obj)
+    text = data.decode()
+    return data if redact(text, keys) == text else _dump(_masked(json.loads(text), keys))
 
 # %% ../nbs/06_traces.ipynb #1f1ed899
 class Segment:
@@ -77,7 +92,7 @@ class RunWriter:
         worker:str='main'    # names the writer in its segments' file names
     ):
         self.run_id,self.folder,self.worker = folder.name,folder,worker
-        self._lock,self._segments,self._seen,self._held = threading.Lock(),[],set(),_hold(folder)
+        self._lock,self._segments,self._seen,self._keys,self._held = threading.Lock(),[],{},(),_hold(folder)
 
     def __enter__(self): return self
     def __exit__(self, *exc): self.close()
@@ -111,6 +126,7 @@ def _append(self:RunWriter, make):
         try:
             if not self._segments or not self._segments[-1].whole or self._segments[-1].size >= SEGMENT_BYTES:
                 self._seen.clear()
+                self._keys = key_values()
                 self._segments.append(Segment(self.folder/'live', self.worker))
                 sync_folder(self.folder/'live')
             self._segments[-1].append(make())
@@ -124,7 +140,12 @@ def write(self:RunWriter,
 ):
     "Append one event; raises `StoreError` on a field that the kind does not have"
     _check_fields(kind, fields)
-    self._append(lambda: _line({'kind':kind, **fields}))
+    self._append(lambda: self._line({'kind':kind, **fields}))
+
+@patch
+def _line(self:RunWriter, event):
+    "`event` as a line of a segment"
+    return _json(event, self._keys) + b'\n'
 
 def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
@@ -143,18 +164,21 @@ def call(self:RunWriter,
     def make():
         lines = []
         ids = dict(prompt_ids=[self._message(m, lines) for m in prompt], output_id=output and self._message(output, lines), tools_id=tools and self._message(tools, lines))
-        return b''.join([*lines, _line({'kind':'call', **fields, **ids})])
+        return b''.join([*lines, self._line({'kind':'call', **fields, **ids})])
     self._append(make)
 
 @patch
 def _message(self:RunWriter, message, lines):
     "The id of `message` (or of a list of tool schemas); its line is added to `lines` when it is new"
-    body = _line(message)[:-1]
-    id = hashlib.blake2b(body, digest_size=16).hexdigest()
-    if id not in self._seen:
-        self._seen.add(id)
-        lines.append(_line(dict(kind='message', msg_id=id, role='tools' if isinstance(message, list) else message.get('role'), body=body.decode())))
-    return id
+    sent = _hash(_dump(message))
+    if sent not in self._seen:
+        body = _json(message, self._keys)
+        self._seen[sent] = id = _hash(body)
+        role = 'tools' if isinstance(message, list) else message.get('role')
+        lines.append(_dump(dict(kind='message', msg_id=id, role=role, body=body.decode())) + b'\n')
+    return self._seen[sent]
+
+def _hash(data): return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 # %% ../nbs/06_traces.ipynb #22cfacf6
 class Tables(dict):
@@ -373,9 +397,9 @@ def run(self:Store,
     resume:bool=False    # go on with a run that is there; with none there, begin it
 )->RunWriter:
     "Open a run for writing; raises `StoreError` when it exists and `resume` is not set, or was another run"
-    if not re.fullmatch(r'\w[\w.+-]*', run_id): raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -')
+    if not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id: raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -, and nothing that looks like a key')
     folder = self.path/'runs'/run_id
-    spec = orjson.loads(_line(dict(config=config, planned=planned)))
+    spec = orjson.loads(_json(dict(config=config, planned=planned)))
     try:
         if not (folder/'run.json').exists():
             (folder/'live').mkdir(parents=True, exist_ok=True)

@@ -142,15 +142,16 @@ def test_earlier_answers_are_context_not_targets(store):
 
 
 def test_planted_secrets_stay_out(store, tmp_path, monkeypatch):
-    monkeypatch.setenv('SOME_API_KEY', 'hunter2hunter2')
-    key = 'sk-' + 'a1B2'*6
-    args = json.dumps(dict(actions=['do'], note=key))
-    leaky = dict(prompt=[dict(role='system', content=f'Authorization: Bearer {key}'), dict(role='user', content='use hunter2hunter2 "now"')], thought=f'my key is {key}',
+    "Also from traces that were written before the variable was set"
+    own, key = 'hunter"2\\hunter2', 'sk-' + 'a1B2'*6
+    args = json.dumps(dict(actions=['do'], note=f'{key} {own}'))
+    leaky = dict(prompt=[dict(role='system', content=f'Authorization: Bearer {key}'), dict(role='user', content=f'use {own} "now"')], thought=f'my key is {key}',
         output=dict(role='assistant', content='', tool_calls=[CALL | dict(function=dict(name='interact_many', arguments=args))]))
     add_run(store, 'leak', [{'turns_': [leaky]}])
+    monkeypatch.setenv('SOME_API_KEY', own)
     d = Filter(runs='leak').select(store).write(tmp_path/'d.jsonl')
     written = d.path.read_text() + f.card_path(d.path).read_text()
-    assert key not in written and 'hunter2' not in written and written.count('[redacted]') == 4
+    assert key not in written and 'hunter' not in written and written.count('[redacted]') == 5
     assert validate(d.path).ok
     (tmp_path/'raw.jsonl').write_text(json.dumps(dict(messages=[dict(role='user', content=key), dict(role='assistant', content='ok')])))
     assert [p.reason for p in validate(tmp_path/'raw.jsonl').problems] == ['holds what looks like a secret key']

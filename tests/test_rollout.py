@@ -167,11 +167,29 @@ def test_a_lab_that_cannot_be_written_stops_the_run(store, monkeypatch):
     monkeypatch.undo()
     assert len(play(store, Dice(), range(8), resume=True).episodes.query('status == "done"')) == 8 and once(store)
 
+def on_disk(store): return b''.join(p.read_bytes() for p in store.path.rglob('*') if p.is_file())
+
 def test_keys_do_not_reach_the_disk(store):
     key = 'sk-abcdefghijklmnopqrstuvwxyz123456'
     play(store, failing(2, ServerError(f'bad key {key}', status=500)))
-    assert key.encode() not in b''.join(p.read_bytes() for p in store.path.rglob('*') if p.is_file())
+    assert key.encode() not in on_disk(store)
     assert '[redacted]' in store.sql("SELECT error_message FROM episodes WHERE status = 'error'").error_message[0]
+
+def test_keys_in_prompts_and_replies_do_not_reach_the_disk(store, monkeypatch):
+    "Neither what looks like a key nor the value of a key variable, however deep in JSON it stands"
+    shaped,own = 'sk-proj-abcdefghijklmnop123456', 'pa"ss\\word-9'
+    monkeypatch.setenv('GROQ_API_KEY', own)
+    told = reply(['noop'])
+    message = told['choices'][0]['message']
+    message['content'] = f'keys:\n{shaped} {own}'
+    message['tool_calls'][0]['function']['arguments'] = orjson.dumps(dict(actions=['noop'], note=f'\n{shaped} {own}')).decode()
+    agent = Agent('dice', history='full', system=f'Your keys:\n{shaped} {own}')
+    play(store, Dice(lambda n, p: told), [0], agent, max_turns=2)
+    assert play(store, Dice(), [0], agent, max_turns=2, resume=True).episodes.status.tolist() == ['done']
+    found = on_disk(store)
+    for part in (shaped, 'abcdefghijklmnop123456', own, 'word-9'): assert part.encode() not in found
+    assert found.count(b'[redacted]') > 6 and once(store) and store.rows('SELECT sum(torn)::INT AS torn FROM segments') == [dict(torn=0)]
+    assert store.rows('SELECT count(*) AS n FROM calls c WHERE NOT list_has_all((SELECT list(msg_id) FROM messages), c.prompt_ids)') == [dict(n=0)]
 
 # Going on
 

@@ -103,6 +103,19 @@ def test_what_json_cannot_hold_loses_no_call(store):
     assert row['thought'] == 'half ?' and orjson.loads(row['raw'])['when'] == '{1}' and str(10**40) in row['raw'] and row['tools_id'] is None
     assert store.rows('SELECT torn FROM segments') == [dict(torn=0)]
 
+def test_masking_a_key_never_breaks_a_line(store, monkeypatch):
+    "The value of a key variable may begin with what looks like the end of an escape"
+    monkeypatch.setenv('ODD_API_KEY', 'n0123456789')
+    thought = 'a line\n0123456789, and n0123456789'
+    with store.run('r', CONFIG, plan(1)) as w: w.call([dict(role='user', content=thought)], **begin(w), turn=1, thought=thought, raw=dict(big=10**40, key='n0123456789'))
+    assert store.rows('SELECT thought FROM calls') == [dict(thought='a line\n0123456789, and [redacted]')]
+    assert store.rows('SELECT torn FROM segments') == [dict(torn=0)] and str(10**40) in store.rows('SELECT raw FROM calls')[0]['raw']
+    body, = store.rows('SELECT msg_id, body FROM messages')
+    assert orjson.loads(body['body'])['content'] == 'a line\n0123456789, and [redacted]'
+
+def test_a_run_is_not_named_by_a_key(store):
+    with pytest.raises(StoreError, match='cannot name a folder'): store.run('sk-abcdefghijklmnop', CONFIG, plan(1))
+
 def test_a_field_of_the_wrong_type_is_null_and_the_rest_is_kept(store):
     with store.run('r', CONFIG, plan(1)) as w: w.call(**begin(w), turn=1, http_status='fine', finish_reason={'odd':1}, thought='kept')
     assert store.rows('SELECT http_status, thought FROM calls') == [dict(http_status=None, thought='kept')]
