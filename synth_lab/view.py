@@ -163,7 +163,8 @@ def parse(
     "The last observation written in `text`; raises `ObservationError`"
     m = None
     for m in _BLOCK.finditer(text): pass
-    if m is None: raise ObservationError('there is no observation in this text; one starts with a line such as `Crafter, step 12 of 200`', 'write it with view.format')
+    if m is None:
+        raise ObservationError('there is no observation in this text; one starts with a line such as `Crafter, step 12 of 200`', 'write it with view.format')
     step,limit,light,asleep,health,food,drink,energy,held,facing,ground,rows,unlocked,last = m.groups()
     held = {o:int(n) for o,n in _pairs(held, ', ', ' ')}
     achievements = () if unlocked == 'none' else tuple(dict.fromkeys(unlocked.split(', ')))
