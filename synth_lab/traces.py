@@ -8,6 +8,7 @@ __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 
 
 # %% ../nbs/06_traces.ipynb #782c1b5c
 import fcntl, hashlib, json, os, platform, re, threading, time, warnings
+from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
@@ -88,7 +89,7 @@ SEGMENT_BYTES = 16<<20  # a segment that reached this size is followed by anothe
 class RunWriter:
     "Appends the events of one run; safe to share between tasks and threads"
     def __init__(self,
-        folder:Path,         # the run's folder, with its `run.json`
+        folder:Path,         # the run's folder, with its `live` folder
         worker:str='main'    # names the writer in its segments' file names
     ):
         self.run_id,self.folder,self.worker = folder.name,folder,worker
@@ -109,7 +110,7 @@ class RunWriter:
 
 def _hold(folder):
     "Lock the run in `folder` for this process until the returned descriptor is closed"
-    fd = os.open(folder/'run.json', os.O_RDWR)
+    fd = os.open(folder, os.O_RDONLY)  # not a file in it: a rename would put an unlocked one in its place
     try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
@@ -401,15 +402,23 @@ def run(self:Store,
     folder = self.path/'runs'/run_id
     spec = orjson.loads(_json(dict(config=config, planned=planned)))
     try:
-        if not (folder/'run.json').exists():
-            (folder/'live').mkdir(parents=True, exist_ok=True)
-            if not (self.path/'lab.json').exists(): publish(self.path/'lab.json', orjson.dumps(dict(schema=SCHEMA_VERSION, created_at=now())))
-            head = dict(schema=SCHEMA_VERSION, run_id=run_id, created_at=now(), provenance=provenance())
-            publish(folder/'run.json', orjson.dumps(head | spec, option=orjson.OPT_INDENT_2))
-        elif not resume: raise StoreError(f'run `{run_id}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
-        else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
-        return RunWriter(folder)
+        (folder/'live').mkdir(parents=True, exist_ok=True)
+        with ExitStack() as unless_opened:
+            writer = unless_opened.enter_context(RunWriter(folder))
+            self._claim(folder, spec, resume)
+            unless_opened.pop_all()
+        return writer
     except OSError as e: raise StoreError(f'cannot write in {self.path}: {e.strerror}', 'give a folder that you may write to') from None
+
+@patch
+def _claim(self:Store, folder, spec, resume):
+    "Write `run.json`, or see that the one that is there may go on; the run is held"
+    if not (folder/'run.json').exists():
+        if not (self.path/'lab.json').exists(): publish(self.path/'lab.json', orjson.dumps(dict(schema=SCHEMA_VERSION, created_at=now())))
+        head = dict(schema=SCHEMA_VERSION, run_id=folder.name, created_at=now(), provenance=provenance())
+        publish(folder/'run.json', orjson.dumps(head | spec, option=orjson.OPT_INDENT_2))
+    elif not resume: raise StoreError(f'run `{folder.name}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
+    else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
 
 def provenance()->dict:
     "The versions that a result depends on"

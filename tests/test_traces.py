@@ -1,5 +1,5 @@
 "What the notebook on traces should not carry: broken files, full disks, killed writers, readers and writers at once"
-import asyncio, os, signal, subprocess, sys
+import asyncio, os, signal, subprocess, sys, time
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson, pytest
@@ -283,6 +283,24 @@ def test_a_question_that_fails_leaves_the_next_one_working(store):
     assert len(store.sql('SELECT * FROM episodes')) == 1
 
 # Two processes
+
+RACE = '''
+import time
+store,held = Store(sys.argv[1]),{}
+for i in range(30):
+    while time.time() < float(sys.argv[2]) + .02*i: pass
+    try: held[i] = store.run(f'r{i}', CONFIG, plan(1), resume=True)
+    except StoreError as e: assert 'being written right now' in str(e), e
+print(*held)
+sys.stdin.read()
+'''
+
+def test_of_two_that_begin_the_same_run_one_gets_it(store):
+    two = [script(RACE, store.path, time.time()+2, stdin=subprocess.PIPE) for _ in range(2)]
+    held = [p.stdout.readline().split() for p in two]
+    errors = [p.communicate('')[1] for p in two]
+    assert errors == ['', ''] and sorted(sum(held, []), key=int) == [str(i) for i in range(30)]
+    assert len(store.rows('SELECT * FROM runs')) == 30
 
 WRITER = '''
 import time
