@@ -19,6 +19,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from .core import LabError, new_id, settings
 from .policies import CheckpointError, Decision, ModelNotFound, list_models, load_policy
+from .tools import message_text
 from .view import Observation, ObservationError, parse
 
 # %% ../nbs/13_serve.ipynb #dca15a2c
@@ -46,18 +47,12 @@ def read_request(
         raise RequestError(f'{where}: {first["msg"]}', 'see the chat completions API; the models in the box give one reply and do not stream') from None
 
 # %% ../nbs/13_serve.ipynb #a7b2a4ae
-def _content(message):
-    "The text of `message`, whose content is a string or a list of parts"
-    content = message.get('content')
-    if isinstance(content, list): return '\n'.join(str(o.get('text', '')) for o in content if isinstance(o, dict))
-    return content if isinstance(content, str) else ''
-
 def seen(
     messages:list # chat messages
 )->Observation: # raises `ObservationError` when the last message shows none
     "What the agent sees now"
     asked = [o for o in messages if o.get('role') in ('user', 'tool')]
-    return parse(_content(asked[-1]) if asked else '')
+    return parse(message_text(asked[-1]) if asked else '')
 
 def allowed(
     tools:list|None # as in the request
@@ -92,7 +87,7 @@ def completion(
     "The policy's decision as a reply"
     choice = dict(index=0, message=_message(decision, obs, asked.tools), finish_reason='tool_calls' if asked.tools else 'stop',
         logprobs=_logprobs(decision) if asked.logprobs and decision.logprobs is not None else None)
-    sent,got = sum(len(_content(o).split()) for o in asked.messages),len(decision.actions)
+    sent,got = sum(len(message_text(o).split()) for o in asked.messages),len(decision.actions)
     return dict(id=new_id('chatcmpl'), object='chat.completion', created=int(time.time()), model=asked.model, choices=[choice],
         usage=dict(prompt_tokens=sent, completion_tokens=got, total_tokens=sent+got))
 

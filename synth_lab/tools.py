@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['CARRIERS', 'RETIRED', 'NO_CALL', 'WAY_OUT', 'interact_many', 'ToolCall', 'Reply', 'load_arguments', 'split_think',
-           'ToolError', 'named_actions', 'read_reply', 'tool_messages']
+           'message_text', 'ToolError', 'named_actions', 'read_reply', 'tool_messages']
 
 # %% ../nbs/03_tools.ipynb #b8c1123a
 import json, re
@@ -119,10 +119,12 @@ def _text(value):
 
 def _get(value, key): return value.get(key) if isinstance(value, dict) else None
 
-def _content(message):
-    "The text of `message`, whose content is a string or a list of parts"
+def message_text(
+    message # a chat message, whose content is a string or a list of parts
+)->str: # '' when there is none
+    "What `message` says"
     content = _get(message, 'content')
-    if isinstance(content, list): return ''.join(o for part in content if isinstance(o := _get(part, 'text'), str))
+    if isinstance(content, list): return '\n'.join(o for part in content if isinstance(o := _get(part, 'text'), str))
     return content if isinstance(content, str) else ''
 
 def _sent_calls(message):
@@ -205,7 +207,7 @@ def read_reply(
 )->Reply: # never raises, whatever `choice` is
     "What the model's reply says, from any server"
     message = _get(choice, 'message')
-    think,answer = split_think(_content(message))
+    think,answer = split_think(message_text(message))
     calls = _sent_calls(message)
     if not calls: answer,calls = _tagged_calls(answer) if '<tool_call>' in answer else _bare_calls(answer)
     verdict,actions,problem = 'ok', (), None

@@ -70,7 +70,8 @@ def test_without_tools_the_call_is_in_the_text(client, obs):
     assert choice.finish_reason == 'stop' and choice.message.tool_calls is None and read_reply(choice).verdict == 'ok'
 
 def test_the_observation_may_come_from_a_tool_or_in_parts(client, obs):
-    for message in (dict(role='tool', tool_call_id='c', content=obs), dict(role='user', content=[dict(type='text', text=f'You see:\n{obs}')])):
+    parts = [dict(type='text', text=o) for o in ('You see:', obs, 'What now?')]
+    for message in (dict(role='tool', tool_call_id='c', content=obs), dict(role='user', content=parts)):
         assert client.chat.completions.create(model='expert', messages=[message], tools=TOOLS).choices
 
 @pytest.mark.parametrize('change, status, code, word', [
