@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REFUSALS', 'app', 'RequestError', 'ChatRequest', 'read_request', 'seen', 'allowed', 'completion', 'create_app',
-           'serving', 'serve']
+           'serving']
 
 # %% ../nbs/13_serve.ipynb #a4904222
 import socket, threading, time
@@ -133,20 +133,16 @@ def create_app(
 app = create_app()
 
 # %% ../nbs/13_serve.ipynb #17d28523
-def _server(app, host, port):
-    "A uvicorn server and the socket it will listen on, already bound"
-    try: sock = socket.create_server((host, port))
-    except OSError as e: raise LabError(f'cannot listen on {host}:{port}: {e.strerror}', 'choose another port; 0 takes any that is free') from None
-    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan='off')),sock
-
 @contextmanager
 def serving(
     app,                   # an ASGI app
     host:str='127.0.0.1',  # address to listen on
     port:int=0             # 0 takes one that is free
-): # yields the base URL
+): # yields the base URL; raises `LabError` when the port is taken
     "`app` on a port, in a thread, while the block runs"
-    server,sock = _server(app, host, port)
+    try: sock = socket.create_server((host, port))
+    except OSError as e: raise LabError(f'cannot listen on {host}:{port}: {e.strerror}', 'choose another port; 0 takes any that is free') from None
+    server = uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan='off'))
     thread = threading.Thread(target=server.run, kwargs=dict(sockets=[sock]), daemon=True)
     thread.start()
     try: yield f'http://{host}:{sock.getsockname()[1]}/v1'
@@ -154,11 +150,3 @@ def serving(
         server.should_exit = True
         thread.join()
         sock.close()
-
-def serve(
-    host:str='127.0.0.1', # address to listen on
-    port:int=8765         # 0 takes one that is free
-):
-    "Serve the models of the settings' lab until Ctrl-C"
-    server,sock = _server(app, host, port)
-    server.run(sockets=[sock])
