@@ -327,7 +327,8 @@ def refresh(self:Store)->Store: # itself
             runs = {p.parent.name for p in self.path.glob('runs/*/run.json')}
             stamps = {str(p):(s.st_size, s.st_mtime_ns) for r in sorted(runs) for p in (self.path/'runs'/r/'live').glob('*.jsonl') if (s := p.stat())}
             try: self._load(runs, stamps)
-            except duckdb.IOException: continue  # a file vanished between the list and the read
+            except (duckdb.IOException, FileNotFoundError): continue  # a file vanished between the list and the read
+            except duckdb.Error as e: raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}', 'move the file that it names out of its run') from None
             return self
         raise StoreError(f'{self.path}: files vanish while they are read', 'wait for whoever deletes them')
 
@@ -350,8 +351,9 @@ def _load(self:Store, runs, stamps):
 def _load_segments(db, files):
     "Load the segments `files`"
     columns = ', '.join(f'"{c}": \'{t}\'' for c,t in _COLUMNS.items())
-    db.execute(f"""INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, *
-        FROM read_json($files, columns = {{{columns}}}, format = 'newline_delimited', ignore_errors = true, filename = 'segment')""", dict(files=files))
+    longest = max(SEGMENT_BYTES, *(os.path.getsize(f) for f in files))  # a line is at most its file; DuckDB refuses all of a file for one line above this
+    db.execute(f"""INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, * FROM read_json($files, columns = {{{columns}}},
+        format = 'newline_delimited', ignore_errors = true, filename = 'segment', maximum_object_size = {longest})""", dict(files=files))
 
 def _load_run(db, path):
     "Load one `run.json`"

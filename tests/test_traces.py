@@ -128,6 +128,19 @@ def test_an_unreadable_tail_is_dropped_and_counted(store, junk):
     assert store.rows('SELECT status, "return" AS r FROM episodes') == [dict(status='done', r=1.)]
     assert store.rows('SELECT torn FROM runs') == [dict(torn=1)]
 
+def test_a_line_of_any_length_can_be_read(store):
+    "A reply of 17 MB stands twice in its line, which is more than DuckDB takes without being told"
+    said = 'x'*17_000_000
+    with store.run('r', CONFIG, plan(1)) as w: call(w, begin(w), thought=said, raw=dict(content=said))
+    assert store.rows('SELECT len(thought) AS n FROM calls') == [dict(n=17_000_000)]
+
+def test_what_duckdb_cannot_load_is_an_error_of_the_store(store, monkeypatch):
+    with store.run('r', CONFIG, plan(1)) as w: begin(w)
+    monkeypatch.setitem(traces._COLUMNS, 'kind', 'NO_TYPE')
+    with pytest.raises(StoreError, match='cannot be read: .*NO_TYPE'): store.sql('SELECT 1')
+    monkeypatch.undo()
+    assert len(store.sql('SELECT * FROM episodes')) == 1
+
 def test_a_bad_line_in_the_middle_takes_no_other_with_it(store):
     with store.run('r', CONFIG, plan(2)) as w:
         who = begin(w)
