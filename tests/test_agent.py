@@ -20,7 +20,8 @@ def ask(choice={}, **body):
     return t
 
 @pytest.mark.parametrize('usage, counts', [('n/a', (None, None)), ([1], (None, None)), (None, (None, None)), (7, (None, None)),
-    (dict(prompt_tokens='3', completion_tokens=2), (None, 2)), (dict(prompt_tokens=3, completion_tokens=True), (3, None)), (dict(prompt_tokens=-3, completion_tokens=2), (None, 2)),
+    (dict(prompt_tokens='3', completion_tokens=2), (None, 2)), (dict(prompt_tokens=3, completion_tokens=True), (3, None)),
+    (dict(prompt_tokens=-3, completion_tokens=2), (None, 2)),
     (dict(prompt_tokens=2**64-1, completion_tokens=2), (None, 2)), (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=[1]), (3, 2)),
     (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=dict(cached_tokens='all')), (3, 2)),
     (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=dict(cached_tokens=4)), (3, 2))])
@@ -32,6 +33,7 @@ def test_usage_that_is_whole(): assert ask(usage=dict(prompt_tokens=3, completio
 
 def test_log_probabilities_of_the_actions(): assert ask(dict(logprobs=dict(content=ENTRIES))).logprobs == (-1.5, -2)
 
-@pytest.mark.parametrize('logprobs', ['x', [1], None, {}, dict(content=None), dict(content=[1]), dict(content='move_left'), dict(content=[]), dict(content=ENTRIES[:1]),
-    dict(content=[*ENTRIES, None]), dict(content=[ENTRIES[0], dict(token='do')]), dict(content=[ENTRIES[0], dict(token='do', logprob='-2')])])
+@pytest.mark.parametrize('logprobs', ['x', [1], None, {}, dict(content=None), dict(content=[1]), dict(content='move_left'), dict(content=[]),
+    dict(content=ENTRIES[:1]), dict(content=[*ENTRIES, None]), dict(content=[ENTRIES[0], dict(token='do')]),
+    dict(content=[ENTRIES[0], dict(token='do', logprob='-2')])])
 def test_odd_log_probabilities_are_none(logprobs): assert ask(dict(logprobs=logprobs)).logprobs is None

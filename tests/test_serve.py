@@ -78,7 +78,8 @@ def test_the_observation_may_come_from_a_tool_or_in_parts(client, obs):
     (dict(model='exprt'), 404, 'model_not_found', 'expert'), (dict(messages=[dict(role='user', content='Hello!')]), 422, 'no_observation', 'observation'),
     (dict(messages=[]), 422, 'no_observation', 'observation'), (dict(messages=[dict(role='user', content=None)]), 422, 'no_observation', 'observation'),
     (dict(stream=True), 400, 'bad_request', 'stream'), (dict(temperature=-1), 400, 'bad_request', 'temperature'), (dict(n=2), 400, 'bad_request', 'n'),
-    (dict(messages='x'), 400, 'bad_request', 'messages'), (dict(tools=[dict(type='function', function=dict(name='look'))]), 400, 'bad_request', 'interact_many'),
+    (dict(messages='x'), 400, 'bad_request', 'messages'),
+    (dict(tools=[dict(type='function', function=dict(name='look'))]), 400, 'bad_request', 'interact_many'),
     (dict(tools=[{}]), 400, 'bad_request', 'interact_many'), (dict(tools=[interact_many(0)]), 400, 'bad_request', 'maxItems'),
     (dict(tools=[interact_many('9')]), 400, 'bad_request', 'maxItems'), (dict(model=None), 400, 'bad_request', 'model')])
 def test_refusals(app, obs, change, status, code, word):
@@ -93,11 +94,12 @@ def test_paths_with_and_without_v1(app, obs):
     assert [send(app, body, p).status_code for p in ('/chat/completions', '/v1/chat/completions')] == [200, 200]
     for path in ('/models', '/v1/models'):
         r = send(app, b'', path, 'GET').json()
-        assert [o['id'] for o in r['data']] == list(BOX) and {o['object'] for o in r['data']} == {'model'} and all(isinstance(o['created'], int) for o in r['data'])
+        assert [o['id'] for o in r['data']] == list(BOX) and all(o['object'] == 'model' and isinstance(o['created'], int) for o in r['data'])
 
 def test_a_checkpoint_of_other_features_is_refused(tmp_path, obs):
     (tmp_path/'ft-student-job_x').mkdir()
-    (tmp_path/'ft-student-job_x'/'config.json').write_text(json.dumps(dict(model='ft:student:job_x', kind='student', features='other', hidden=128, created='2026-01-01T00:00:00.000Z')))
+    config = dict(model='ft:student:job_x', kind='student', features='other', hidden=128, created='2026-01-01T00:00:00.000Z')
+    (tmp_path/'ft-student-job_x'/'config.json').write_text(json.dumps(config))
     client = InferenceClient(app=create_app(tmp_path))
     assert [o.id for o in client.models.list()] == [*BOX, 'ft:student:job_x']
     with pytest.raises(BadRequest, match='features'): ask(client, obs, 'ft:student:job_x')
