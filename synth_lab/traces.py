@@ -240,13 +240,14 @@ _VIEWS = dict(
     starts="""SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) FILTER (kind = 'episode') AS resumed_at
         FROM events WHERE kind IN ('episode', 'episode_end') GROUP BY ALL""",
     newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM starts GROUP BY ALL",
-    ends=f"""SELECT * FROM events WHERE kind = 'episode_end'
+    ends=f"""SELECT e.* FROM events e JOIN starts s USING (run_id, episode_id, attempt)
+        WHERE kind = 'episode_end' AND (status IN {_FINAL} OR ended_at >= resumed_at OR resumed_at IS NULL)
         QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
     under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
         flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
         FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt) WHERE kind = 'call' GROUP BY ALL""",
     episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty, p.seed, p.sample, r.rng, r.length,
-        CASE WHEN e.status IN {_FINAL} OR e.ended_at >= coalesce(s.resumed_at, e.ended_at) THEN e.status WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END AS status,
+        coalesce(e.status, CASE WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END) AS status,
         e.ended_by, coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps,
         CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return", CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements,
         coalesce(e.achievements, u.achievements, []) AS achievements, e.unlock_steps, coalesce(e.calls, u.calls, 0) AS calls, e.unusable, e.verdicts,

@@ -195,6 +195,16 @@ def test_a_running_episode_says_how_far_it_is(store):
         assert store.rows('SELECT status, turns, steps, calls, achievements, n_achievements FROM episodes') == [
             dict(status='running', turns=3, steps=2, calls=4, achievements=['collect_wood']*2, n_achievements=None)]
 
+def test_an_episode_that_runs_again_shows_what_it_has_now(store):
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        for turn in (1, 2): call(w, who, turn)
+        end(w, who, 'error', ret=None, turns=2, wall_s=7., input_tokens=99, error_type='ServerError')
+        begin(w, at='2026-01-31T12:02:00.000Z')
+        for turn in range(3, 10): call(w, who, turn)
+        assert store.rows('SELECT status, turns, steps, calls, input_tokens, wall_s, ended_at, error_type FROM episodes') == [
+            dict(status='running', turns=9, steps=9, calls=9, input_tokens=None, wall_s=None, ended_at=None, error_type=None)]
+
 def test_the_newest_attempt_is_shown(store):
     with store.run('r', CONFIG, plan(2)) as w:
         for attempt in (1, 2): call(w, begin(w, 0, attempt), call_id=f'c{attempt}')
