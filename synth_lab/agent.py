@@ -111,6 +111,16 @@ def payload(self:Agent,
     asked = dict(max_tokens=self.max_tokens, seed=seed)
     return dict(model=self.model, messages=messages, tools=self.tools, temperature=self.temperature) | {k:v for k,v in asked.items() if v is not None}
 
+# %% ../nbs/05_agent.ipynb #cefdaf3a
+@patch
+def read(self:Agent,
+    body:dict # of a chat completions response
+)->Reply: # never raises
+    "The model's reply in `body`"
+    used = read_usage(body.get('usage'))['completion_tokens']
+    cut = None not in (used, self.max_tokens) and used >= self.max_tokens
+    return read_reply((body.get('choices') or [None])[0], self.max_actions, cut)
+
 # %% ../nbs/05_agent.ipynb #9d5ee511
 @dataclass(frozen=True)
 class Turn:
@@ -151,5 +161,5 @@ async def turn(
     if client.endpoint.in_process: sent['logprobs'] = True
     body,attempts = await client.post(sent)
     choice,usage = body['choices'][0],body.get('usage')
-    reply = read_reply(choice, agent.max_actions)
+    reply = agent.read(body)
     return Turn(sent, body, attempts, reply, read_usage(usage), action_logprobs(choice, reply.actions), client.cost(agent.model, usage))

@@ -202,8 +202,9 @@ def _history_message(answer, calls, actions):
 WAY_OUT = 'Nothing was done. Think in one short line, then call interact_many with arguments such as {"actions": ["move_left", "do"]}.'
 
 def read_reply(
-    choice:dict,      # `response["choices"][0]`
-    max_actions:int=8 # most actions the reply may carry
+    choice:dict,       # `response["choices"][0]`
+    max_actions:int=8, # most actions the reply may carry
+    cut:bool=False     # the reply reached the token limit, whatever its finish reason
 )->Reply: # never raises, whatever `choice` is
     "What the model's reply says, from any server"
     message = _get(choice, 'message')
@@ -211,7 +212,9 @@ def read_reply(
     calls = _sent_calls(message)
     if not calls: answer,calls = _tagged_calls(answer) if '<tool_call>' in answer else _bare_calls(answer)
     verdict,actions,problem = 'ok', (), None
-    try: actions = _all_actions(calls, _get(choice, 'finish_reason'), bool(_get(message, 'refusal')), max_actions)
+    finish = _get(choice, 'finish_reason')
+    if cut and finish != 'content_filter': finish = 'length'
+    try: actions = _all_actions(calls, finish, bool(_get(message, 'refusal')), max_actions)
     except ToolError as e: verdict,problem = e.verdict, f'{e.message} {WAY_OUT}'
     reasoned = [o for k in ('reasoning_content', 'reasoning') if isinstance(o := _get(message, k), str)]
     thought = next((o.strip() for o in (*reasoned, think, answer) if o.strip()), None)
