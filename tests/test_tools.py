@@ -85,7 +85,9 @@ def test_bad(kind):
     assert (reply.verdict, reply.actions) == (verdict, ())
     assert 'interact_many' in reply.problem and '\n' not in reply.problem
 
-@pytest.mark.parametrize('kind, verdict', [('half a call', 'truncated'), ('no call', 'truncated'), ('unknown action', 'invalid_action'), ('filtered', 'refused')])
+AT_THE_LIMIT = {'half a call':'truncated', 'no call':'truncated', 'unknown action':'invalid_action', 'filtered':'refused'}
+
+@pytest.mark.parametrize('kind, verdict', AT_THE_LIMIT.items())
 def test_a_reply_at_the_token_limit_is_known_to_be_cut(kind, verdict): assert read_reply(BAD[kind][0], cut=True).verdict == verdict
 
 def test_unknown_names_are_listed():
