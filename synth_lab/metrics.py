@@ -175,7 +175,7 @@ def _row(episodes):
     calls = e.calls.sum()
     return dict(**tally(episodes), mean_achievements=ach.value, ci95_lo=ach.lo, ci95_hi=ach.hi,
         crafter_score=score.value, score_lo=score.lo, score_hi=score.hi, mean_return=ret.value, return_lo=ret.lo, return_hi=ret.hi,
-        mean_steps=e.steps.mean(), mean_tokens=(e.input_tokens + e.output_tokens).mean(),
+        mean_steps=e.steps.mean(), mean_tokens=(e.input_tokens + e.output_tokens).astype(float).mean(skipna=False),
         unusable=e.unusable.sum()/calls if calls else np.nan, cost_usd=_cost(episodes))
 
 def summary(

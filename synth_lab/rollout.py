@@ -93,10 +93,10 @@ def remember(self:Episode,
 # %% ../nbs/07_rollout.ipynb #5cf654f0
 @patch
 def count(self:Episode,
-    verdict:str|None=None,   # None: no reply came
-    input_tokens:int|None=0, # None: unknown, and so is the sum
-    output_tokens:int|None=0,
-    cost_usd:float|None=0.
+    verdict:str|None=None,      # None: no reply came
+    input_tokens:int|None=None, # None: unknown, and so is the sum
+    output_tokens:int|None=None,
+    cost_usd:float|None=None
 ):
     "Add one call to the totals"
     if verdict: self.verdicts[verdict] += 1
@@ -131,8 +131,8 @@ async def _turn(ep, agent, client, writer):
     row = ep.who | dict(turn=ep.turns+1, call_id=new_id('call'), model=agent.model, started_at=now(), seed=seed, temperature=agent.temperature)
     clock = time.perf_counter()
     try: t = await turn(agent, client, ep.memory, format(ep.obs), seed)
-    except Exception as e:
-        ep.count(cost_usd=None)
+    except BaseException as e: # a cancelled call, too: it was sent
+        ep.count()
         writer.call(**row, latency_ms=_ms(clock), **_failure(e))
         raise
     row['latency_ms'],steps = _ms(clock),ep.act(t.reply.actions)

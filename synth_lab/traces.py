@@ -188,7 +188,8 @@ class Tables(dict):
         return '\n\n'.join(f'**{t}**\n\n| column | meaning |\n|---|---|\n' + '\n'.join(f'| `{c}` | {m} |' for c,m in cols.items()) for t,cols in self.items())
 
 _ID = dict(run_id='the run', episode_id='`<run_id>:<seed>:<sample>`', attempt='1, 2, …: times it was begun from its first step')
-_USE = dict(input_tokens='tokens of the prompt', output_tokens='tokens of the reply, reasoning included', cost_usd='US dollars; NULL when a price is unknown')
+_USE = dict(input_tokens='tokens of the prompt; NULL when unknown', output_tokens='tokens of the reply, reasoning included; NULL when unknown',
+    cost_usd='US dollars; NULL when a price is unknown')
 _ERR = dict(error_type='class of the error', error_message='what it said')
 _SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="the world's rules")
 _NOTE = 'NULL unless the status is `done` or `truncated`'
@@ -206,6 +207,7 @@ SCHEMA = Tables(
         'return':f'sum of rewards; {_NOTE}', 'n_achievements':f'achievements unlocked; {_NOTE}',
         'achievements':'their names, in order of unlocking, also of an unfinished episode', 'unlock_steps':'the step of each, same order; NULL while it runs',
         'calls':'calls made', 'unusable':'replies that could not be acted on', 'verdicts':'verdict → number of replies'} | _USE | dict(
+        cost_usd=f'{_USE["cost_usd"]} or a call got no reply; what earlier attempts cost is in it',
         started_at='first step of this attempt', ended_at='its end', wall_s='seconds of play since it was last started') | _ERR | dict(
         final_hash="hash of the world's state at the end"))
 
@@ -240,6 +242,8 @@ _VIEWS = dict(
     starts="""SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) FILTER (kind = 'episode') AS resumed_at
         FROM events WHERE kind IN ('episode', 'episode_end') GROUP BY ALL""",
     newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM starts GROUP BY ALL",
+    abandoned="""SELECT run_id, episode_id, CASE WHEN count(*) = count(c.cost_usd) THEN sum(c.cost_usd) END AS cost_usd
+        FROM events c JOIN newest n USING (run_id, episode_id) WHERE c.kind = 'call' AND c.attempt < n.attempt GROUP BY ALL""",
     ends=f"""SELECT e.* FROM events e JOIN starts s USING (run_id, episode_id, attempt)
         WHERE kind = 'episode_end' AND (status IN {_FINAL} OR ended_at >= resumed_at OR resumed_at IS NULL)
         QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
@@ -258,7 +262,9 @@ _VIEWS = dict(
 # %% ../nbs/06_traces.ipynb #79ad4e80
 _newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
 _VIEWS |= dict(
-    episodes="FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt",
+    episodes="""SELECT e.* REPLACE (e.cost_usd + CASE WHEN a.run_id IS NULL THEN 0 ELSE a.cost_usd END AS cost_usd)
+        FROM (FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt) e
+        LEFT JOIN abandoned a USING (run_id, episode_id)""",
     calls=_newest('calls_all'), steps=_newest('steps_all'),
     segments="SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events GROUP BY ALL",
     messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM events WHERE kind = 'message' GROUP BY msg_id",

@@ -51,6 +51,12 @@ def test_one_cost_unknown_makes_the_sum_unknown_and_failures_are_paid_for():
     assert m.summary(rows(2, cost_usd=[.1, None], calls=[5, 0], status=['done', 'planned'])).loc['a', 'cost_usd'] == .1
 
 
+def test_one_episode_of_unknown_tokens_makes_their_mean_unknown():
+    assert m.summary(rows(2)).loc['a', 'mean_tokens'] == 110
+    assert np.isnan(m.summary(rows(2, input_tokens=pd.array([100, None], 'Int64'))).loc['a', 'mean_tokens'])
+    assert m.summary(rows(2, input_tokens=[100, None], status=['done', 'error'])).loc['a', 'mean_tokens'] == 110
+
+
 def test_t_interval_is_scipys():
     v = np.random.default_rng(0).gamma(2, size=17)
     lo, hi = stats.ttest_1samp(v, 0).confidence_interval(.9)

@@ -6,6 +6,7 @@ import orjson, pytest
 
 from synth_lab.agent import Agent
 from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
+from synth_lab.metrics import summary
 from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync
 from synth_lab.traces import Store, StoreError
 from synth_lab.world import ACTIONS, World, WorldError
@@ -40,8 +41,9 @@ def whole(tmp_path_factory):
     "The same eight episodes without any trouble"
     return play(Store(tmp_path_factory.mktemp('whole')/'lab'), Dice(), range(8)).episodes
 
-def same(episodes, whole):
-    columns = ['seed', 'status', 'ended_by', 'turns', 'steps', 'return', 'n_achievements', 'unlock_steps', 'calls', 'input_tokens', 'final_hash']
+def same(episodes, whole, played=()):
+    "Whether two tables tell of the same games; `played` are further columns to compare"
+    columns = ['seed', 'status', 'ended_by', 'turns', 'steps', 'return', 'n_achievements', 'unlock_steps', 'final_hash', *played]
     return episodes[columns].astype(str).values.tolist() == whole[columns].astype(str).values.tolist()
 
 def once(store, run_id='r'):
@@ -54,7 +56,7 @@ def once(store, run_id='r'):
 
 def test_episodes_calls_steps_and_messages_agree(store, whole):
     e = play(store, Dice(), range(8), split='train').episodes
-    assert same(e, whole) and once(store) and set(e.split) == {'train'} and set(e.status) == {'done'}
+    assert same(e, whole, ['calls', 'input_tokens', 'cost_usd']) and once(store) and set(e.split) == {'train'} and set(e.status) == {'done'}
     c = store.sql('SELECT * FROM calls')
     assert len(c) == e.calls.sum() and c.turn_reward.sum() == e.n_achievements.sum() and set(c.verdict) == {'ok'} and set(c.response_model) == {'dice-1'}
     totals = store.rows('SELECT episode_id, round(sum(reward), 6) AS r, flatten(list(unlocked ORDER BY step)) AS a FROM steps GROUP BY episode_id ORDER BY episode_id')
@@ -145,6 +147,34 @@ def test_an_episode_that_takes_too_long_is_given_up(store, whole):
     e = play(store, slow, range(8), episode_timeout=3).episodes
     assert sorted(e.status) == ['done']*7 + ['timeout'] and e['return'].count() == 7
     assert same(play(store, Dice(), range(8), resume=True).episodes, whole)
+
+def test_a_call_that_was_cut_off_is_in_the_trace_and_its_cost_unknown(store):
+    slow = Dice(lambda n, p: asyncio.sleep(60 if n == 3 else 0))
+    e = play(store, slow, [0], episode_timeout=.5).episodes
+    assert e[['status', 'turns', 'calls']].values.tolist() == [['timeout', 2, 3]] and e[['input_tokens', 'cost_usd']].isna().all(axis=None)
+    last = store.rows('SELECT turn, verdict, error_type, cost_usd FROM calls ORDER BY turn')[-1]
+    assert last == dict(turn=3, verdict=None, error_type='CancelledError', cost_usd=None)
+
+def test_what_is_unknown_before_a_resume_is_unknown_after_it(store):
+    e = play(store, failing(3, ServerError('down')), [0]).episodes
+    assert e.calls.tolist() == [3] and e[['input_tokens', 'output_tokens', 'cost_usd']].isna().all(axis=None)
+    e = play(store, Dice(), [0], resume=True).episodes
+    assert e[['status', 'turns', 'calls']].values.tolist() == [['done', 6, 7]] and e[['input_tokens', 'output_tokens', 'cost_usd']].isna().all(axis=None)
+
+def test_abandoned_attempts_were_paid_for(store):
+    "Three turns were played by a process that died; their record is of no use, and the episode is begun anew"
+    play(store, Dice(), [0], max_turns=3)
+    run, = (store.path/'runs').iterdir()
+    (run/'run.json').write_bytes((run/'run.json').read_bytes().replace(b'"max_turns": 3', b'"max_turns": 6'))
+    segment, = (run/'live').iterdir()
+    segment.write_bytes(b''.join(o.replace(b'"reward":0.0', b'"reward":0.5') for o in segment.read_bytes().splitlines(True) if b'"kind":"episode_end"' not in o))
+    dice = Dice()
+    e = play(store, dice, [0], resume=True).episodes
+    assert (e.attempt.tolist(), e.calls.tolist(), len(dice.sent)) == ([2], [6], 6)
+    assert e.cost_usd.tolist() == pytest.approx([.009]) and summary(e).cost_usd.tolist() == pytest.approx([.009])
+    assert store.rows('SELECT round(cost_usd, 6) AS c FROM episodes_all ORDER BY attempt') == [dict(c=None), dict(c=.006)]
+    segment.write_bytes(segment.read_bytes().replace(b'"cost_usd":0.001', b'"cost_usd":null', 1))
+    assert store.sql('SELECT cost_usd FROM episodes').cost_usd.isna().all()
 
 @pytest.mark.parametrize('error,n', [(AuthError('key refused', status=401), 1), (ModelNotFoundError('no such model', status=404), 1), (EndpointDown('nothing there'), 1), (AuthError('key revoked', status=401), 9)])
 def test_what_concerns_the_whole_run_stops_it_at_once(store, error, n):
@@ -248,7 +278,8 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(store, whole, door):
     assert e[e.status == 'cancelled']['return'].isna().all()
     dice = Dice()
     assert same(play(store, dice, range(8), concurrency=5, resume=True).episodes, whole)
-    assert once(store) and store.rows("SELECT count(*) AS n FROM calls") == [dict(n=48)] and len(dice.sent) == 48 - e.turns.sum()
+    assert once(store) and store.rows("SELECT count(verdict) AS n FROM calls") == [dict(n=48)] and len(dice.sent) == 48 - e.turns.sum()
+    assert store.rows("SELECT DISTINCT error_type AS e FROM calls WHERE verdict IS NULL") == [dict(e='CancelledError')]
 
 def test_resuming_a_finished_run_calls_nobody(store):
     play(store, Dice())
