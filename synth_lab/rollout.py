@@ -198,14 +198,14 @@ async def _episode(ep, agent, client, writer, live, timeout):
                 live.turn()
     except (asyncio.CancelledError, KeyboardInterrupt):
         writer.write('episode_end', **ep.end('cancelled', time.monotonic()-clock))
-        live.ended(ep, 'cancelled')
+        live.ended('cancelled', len(ep.unlocks))
         raise
     except ContextLength as e: status,error = 'truncated',e
     except Exception as e:
         status,error = 'timeout' if limit.expired() else 'error',e
         if isinstance(e, StoreError): raise
     writer.write('episode_end', **ep.end(status, time.monotonic()-clock, error))
-    live.ended(ep, status)
+    live.ended(status, len(ep.unlocks))
     if error and _fatal(error, live.calls): raise error
     await asyncio.to_thread(writer.sync)  # off the loop: a sync takes 4 ms and more
 
@@ -214,17 +214,16 @@ class Live:
     "Says how a run is going, at most four times a second"
     def __init__(self,
         name:str,  # what is being played
-        total:int, # planned episodes
-        scores=()  # achievements of those finished before
+        total:int  # planned episodes
     ):
-        self.name,self.total,self.scores,self.failed = name,total,list(scores),Counter()
+        self.name,self.total,self.scores,self.others = name,total,[],Counter()
         self.calls,self.started,self.shown = 0,time.monotonic(),0.
         self.show,self.close = _screen()
 
     def __str__(self):
-        ended,failed = len(self.scores)+self.failed.total(),''.join(f', {n} {s}' for s,n in self.failed.items())
+        ended,others = len(self.scores)+self.others.total(),''.join(f', {n} {s}' for s,n in self.others.items())
         mean = f' · {sum(self.scores)/len(self.scores):.2f} achievements an episode' if self.scores else ''
-        return f'{self.name}: {ended}/{self.total} episodes{failed}{mean} · {self.calls} calls'
+        return f'{self.name}: {ended}/{self.total} episodes{others}{mean} · {self.calls} calls'
 
     def turn(self):
         "A turn was played"
@@ -234,10 +233,10 @@ class Live:
         self.shown = t
         self.show(f'{self} · {self.calls/(t-self.started+1e-9):.0f}/s')
 
-    def ended(self, ep, status):
-        "An episode ended"
-        if status in ('done', 'truncated'): self.scores.append(len(ep.unlocks))
-        else: self.failed[status] += 1
+    def ended(self, status, achievements):
+        "An episode ended; `achievements` is how many it has"
+        if status == 'done': self.scores.append(achievements)
+        else: self.others[status] += 1
 
 # %% ../nbs/07_rollout.ipynb #7588ecd7
 def _screen():
@@ -277,15 +276,20 @@ class Run:
         "The episodes that did not get to an end"
         return self.episodes[~self.episodes.status.isin(['done', 'truncated'])]
 
-    def __repr__(self): return f'<Run {self.run_id}: {self.model}, {len(self.episodes)-len(self.failed)} of {len(self.episodes)} episodes finished>'
     def _repr_markdown_(self): return repr(self)
     def __repr__(self):
-        e,n = self.episodes,len(self.episodes)-len(self.failed)
-        mean = lambda c: f'{e[c].mean():.2f}' if n else '–'
-        row = [self.model, len(e), n, len(self.failed), mean('n_achievements'), mean('return'), e.steps.sum(), e.calls.sum(), int(e.unusable.sum())]
-        table = '| model | episodes | finished | failed | mean achievements | mean return | steps | calls | unusable replies |\n|'+'---|'*9+'\n| '+' | '.join(map(str, row))+' |'
-        why = '; '.join(f'{n} × {s}' + (f' ({t})' if isinstance(t, str) else '') for (s,t),n in self.failed.groupby(['status', 'error_type'], dropna=False).size().items())
-        return f'Run `{self.run_id}`\n\n{table}' + (f'\n\nNot in the means: {why}. The same call with `run_id="{self.run_id}", resume=True` tries these again.' if why else '')
+        e,done = self.episodes,self.episodes[self.episodes.status == 'done']
+        mean = lambda c: f'{done[c].mean():.2f}' if len(done) else '–'
+        row = {'model':self.model, 'episodes':len(e), 'done':len(done), 'truncated':len(e)-len(done)-len(self.failed), 'failed':len(self.failed),
+            'mean achievements':mean('n_achievements'), 'mean return':mean('return'), 'steps':e.steps.sum(), 'calls':e.calls.sum(), 'unusable replies':int(e.unusable.sum())}
+        table = '\n'.join(f'| {" | ".join(map(str, o))} |' for o in (row, ['---']*len(row), row.values()))
+        again = f'\n\nThe same call with `run_id="{self.run_id}", resume=True` tries those that failed again.' if len(self.failed) else ''
+        return f'Run `{self.run_id}`\n\n{table}' + (f'\n\nNot in the means: {_why(e[e.status != "done"])}.' if len(done) < len(e) else '') + again
+
+def _why(episodes):
+    "`2 × error (ServerError); 1 × cancelled`"
+    causes = episodes.groupby(['status', 'error_type'], dropna=False).size().items()
+    return '; '.join(f'{n} × {status}' + (f' ({error})' if isinstance(error, str) else '') for (status,error),n in causes)
 
 # %% ../nbs/07_rollout.ipynb #c4750590
 def plan_episodes(
@@ -344,10 +348,11 @@ async def rollout(
 # %% ../nbs/07_rollout.ipynb #5d8805d1
 async def _play(store, writer, planned, config, agent, client, concurrency, timeout):
     "Play those of `planned` that are not finished"
-    final = {o['episode_id']:o['n_achievements'] for o in store.rows('SELECT episode_id, n_achievements FROM episodes WHERE run_id = ? AND "return" IS NOT NULL', writer.run_id)}
-    records = {o['episode_id']:o for o in store.unfinished(writer.run_id)}
+    finished = store.rows('SELECT episode_id, status, n_achievements FROM episodes WHERE run_id = ? AND "return" IS NOT NULL', writer.run_id)
+    records,final = {o['episode_id']:o for o in store.unfinished(writer.run_id)},{o['episode_id'] for o in finished}
     waiting = iter([p for p in planned if p['episode_id'] not in final])
-    live = Live(agent.model, len(planned), final.values())
+    live = Live(agent.model, len(planned))
+    for o in finished: live.ended(o['status'], o['n_achievements'])
     async def worker():
         for plan in waiting:
             ep = _begin(plan, config, records.pop(plan['episode_id'], None), agent)

@@ -192,7 +192,7 @@ _USE = dict(input_tokens='tokens of the prompt; NULL when unknown', output_token
     cost_usd='US dollars; NULL when a price is unknown')
 _ERR = dict(error_type='class of the error', error_message='what it said')
 _SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="the world's rules")
-_NOTE = 'NULL unless the status is `done` or `truncated`'
+_NOTE = 'a lower bound if the status is `truncated`, NULL unless it is that or `done`'
 
 SCHEMA = Tables(
     runs=dict(run_id='one call of the rollout engine', created_at='when its `run.json` was written') | _SET | dict(

@@ -138,9 +138,21 @@ def test_one_failing_episode_leaves_seven_as_they_were(store, whole, error):
 
 def test_context_length_truncates_and_still_counts(store):
     e = play(store, failing(13, ContextLength('too long', status=400)), range(8)).episodes
-    cut = e[e.status == 'truncated'].iloc[0]
-    assert len(e[e.status == 'done']) == 7 and cut.error_type == 'ContextLength' and cut.ended_by is None or cut.isna().ended_by
-    assert e['return'].count() == 8
+    assert sorted(e.status) == ['done']*7 + ['truncated'] and e['return'].count() == 8
+    assert store.rows("SELECT ended_by, error_type FROM episodes WHERE status = 'truncated'") == [dict(ended_by=None, error_type='ContextLength')]
+
+def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
+    "Neither in a run's nor in the live line's, as in no summary"
+    shown = []
+    monkeypatch.setattr('synth_lab.rollout._screen', lambda: (lambda text: None, shown.append))
+    run = play(store, failing(3, ContextLength('too long', status=400)), range(3), concurrency=1)
+    rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
+    assert rest != run.episodes.n_achievements.mean()
+    cells = [o.strip() for o in repr(run).splitlines()[4].split('|')]
+    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength).' in repr(run) and 'resume' not in repr(run)
+    again = play(store, Dice(), range(3), resume=True)
+    assert repr(again) == repr(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
+    assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} achievements an episode']*2
 
 def test_an_episode_that_takes_too_long_is_given_up(store, whole):
     slow = Dice(lambda n, p: asyncio.sleep(60 if n == 13 else 0))
