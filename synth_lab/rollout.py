@@ -335,11 +335,12 @@ async def rollout(
 )->Run:
     "Play episodes and trace them; raises the client's error when no episode can be played, `StoreError` when the lab cannot be written"
     if resume and not run_id: raise RolloutError('resume=True needs to know which run', 'pass run_id; store.sql("SELECT run_id FROM runs") lists them')
-    _check_counts(length=length, max_turns=max_turns or length, group_size=group_size, concurrency=concurrency)
+    max_turns = length if max_turns is None else max_turns
+    _check_counts(length=length, max_turns=max_turns, group_size=group_size, concurrency=concurrency)
     run_id = run_id or new_id('run')
     planned = plan_episodes(run_id, seeds, group_size)
     World(planned[0]['seed'], difficulty=difficulty, length=length)  # refuses what no episode could use
-    config = dict(model=agent.model, endpoint=client.endpoint.name, split=split, difficulty=difficulty, rng='pure', length=length, max_turns=max_turns or length,
+    config = dict(model=agent.model, endpoint=client.endpoint.name, split=split, difficulty=difficulty, rng='pure', length=length, max_turns=max_turns,
         group_size=group_size, seed=seed, agent=asdict(agent), prompt_id=agent.prompt_id)
     with store.run(run_id, config, planned, resume) as writer:
         await _play(store, writer, planned, config, agent, client, concurrency, episode_timeout)

@@ -128,7 +128,9 @@ def test_one_failing_episode_leaves_seven_as_they_were(store, whole, error):
     run = play(store, failing(13, error), range(8))
     bad = run.episodes[run.episodes.status != 'done']
     assert len(bad) == 1 and bad.iloc[0].status == 'error' and bad.iloc[0].error_type == type(error).__name__
-    assert bad['return'].isna().all() and bad.n_achievements.isna().all() and len(bad.iloc[0].achievements) >= 0
+    assert bad['return'].isna().all() and bad.n_achievements.isna().all()
+    assert store.rows("""SELECT e.achievements FROM episodes e WHERE status = 'error'""") == store.rows("""SELECT coalesce(flatten(list(unlocked ORDER BY step)), []) AS achievements
+        FROM steps SEMI JOIN (FROM episodes WHERE status = 'error') USING (episode_id)""")
     good = run.episodes[run.episodes.status == 'done']
     assert same(good, whole[whole.seed.isin(good.seed)])
     assert good['return'].mean() == run.episodes['return'].mean() == store.rows('SELECT avg("return") AS m FROM episodes')[0]['m']
@@ -331,7 +333,7 @@ def test_a_run_goes_on_only_as_it_was_begun(store):
 # What is refused before anything is written
 
 @pytest.mark.parametrize('error,kw', [(RolloutError, dict(seeds=[])), (RolloutError, dict(seeds=[1, 1])), (RolloutError, dict(concurrency=0)), (RolloutError, dict(group_size=0)), (RolloutError, dict(length=0)),
-    (RolloutError, dict(max_turns=-1)), (RolloutError, dict(length=2.5)), (WorldError, dict(difficulty='impossible')), (RolloutError, dict(seeds=[-1])), (RolloutError, dict(seeds=[1, 'x'])), (RolloutError, dict(seeds=[True])), (StoreError, dict(run_id='a/b'))])
+    (RolloutError, dict(max_turns=-1)), (RolloutError, dict(max_turns=0)), (RolloutError, dict(length=2.5)), (WorldError, dict(difficulty='impossible')), (RolloutError, dict(seeds=[-1])), (RolloutError, dict(seeds=[1, 'x'])), (RolloutError, dict(seeds=[True])), (StoreError, dict(run_id='a/b'))])
 def test_nonsense_is_refused_before_anything_is_written(store, error, kw):
     with pytest.raises(error): play(store, Dice(), **kw)
     assert not store.path.exists()
