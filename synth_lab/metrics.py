@@ -172,11 +172,11 @@ def _row(episodes):
     "The summary of one group"
     e = finished(episodes)
     ach, ret, score = mean_ci(e.n_achievements, e.seed), mean_ci(e['return'], e.seed), score_ci(episodes)
-    calls = e.calls.sum()
+    replies = e.turns.sum()
     return dict(**tally(episodes), mean_achievements=ach.value, ci95_lo=ach.lo, ci95_hi=ach.hi,
         crafter_score=score.value, score_lo=score.lo, score_hi=score.hi, mean_return=ret.value, return_lo=ret.lo, return_hi=ret.hi,
         mean_steps=e.steps.mean(), mean_tokens=(e.input_tokens + e.output_tokens).astype(float).mean(skipna=False),
-        unusable=e.unusable.sum()/calls if calls else np.nan, cost_usd=_cost(episodes))
+        unusable=e.unusable.sum()/replies if replies else np.nan, cost_usd=_cost(episodes))
 
 def summary(
     episodes:pd.DataFrame, # rows of the `episodes` table, all statuses
@@ -184,7 +184,7 @@ def summary(
 )->pd.DataFrame: # one row a group: counts, then means over the `n` episodes that count, with 95 % intervals
     "How good each group of episodes is, how sure that is, and what was left out"
     by = [by] if isinstance(by, str) else list(by)
-    _need(episodes, [*by, 'status', 'seed', 'achievements', 'n_achievements', 'return', 'steps', 'calls', 'unusable',
+    _need(episodes, [*by, 'status', 'seed', 'achievements', 'n_achievements', 'return', 'turns', 'steps', 'calls', 'unusable',
         'input_tokens', 'output_tokens', 'cost_usd'])
     rows = [dict(zip(by, k), **_row(g)) for k,g in episodes.groupby(by, sort=False, dropna=False)]
     return pd.DataFrame(rows).set_index(by if len(by) > 1 else by[0])

@@ -9,7 +9,7 @@ from synth_lab.world import ACHIEVEMENTS
 def rows(n, model='a', **kw):
     "`n` finished episodes that unlocked wood"
     base = dict(run_id='r', episode_id=[f'{model}{i}' for i in range(n)], model=model, seed=np.arange(n), difficulty='normal', rng='pure',
-        length=200, status='done', achievements=[['collect_wood']]*n, n_achievements=1, steps=200, calls=20, unusable=0,
+        length=200, status='done', achievements=[['collect_wood']]*n, n_achievements=1, steps=200, turns=20, calls=20, unusable=0,
         input_tokens=100, output_tokens=10, cost_usd=0.)
     return pd.DataFrame({**base, 'return': 1., **kw})
 
@@ -49,6 +49,10 @@ def test_one_cost_unknown_makes_the_sum_unknown_and_failures_are_paid_for():
     assert m.summary(rows(3, cost_usd=[.1, .2, .4], status=['done', 'done', 'error'])).loc['a', 'cost_usd'] == pytest.approx(.7)
     assert np.isnan(m.summary(rows(2, cost_usd=[.1, None])).loc['a', 'cost_usd'])
     assert m.summary(rows(2, cost_usd=[.1, None], calls=[5, 0], status=['done', 'planned'])).loc['a', 'cost_usd'] == .1
+
+
+def test_unusable_is_a_share_of_replies_not_of_calls():
+    assert m.summary(rows(2, turns=10, calls=[10, 30], unusable=[1, 4])).loc['a', 'unusable'] == .25
 
 
 def test_one_episode_of_unknown_tokens_makes_their_mean_unknown():
@@ -172,13 +176,13 @@ def test_one_sql_over_the_store_gives_the_same_numbers(tmp_path):
                 names = [a for a in ACHIEVEMENTS if rng.random() < skill]
                 status = ['done', 'error', 'truncated'][(i == 3) + 2*(i == 5)]
                 w.write('episode', episode_id=e['episode_id'], attempt=1, started_at='2026-01-31T12:00:00.000Z')
-                w.write('episode_end', episode_id=e['episode_id'], attempt=1, status=status, achievements=names, calls=20, unusable=i % 3, steps_played=10+i,
+                w.write('episode_end', episode_id=e['episode_id'], attempt=1, status=status, achievements=names, turns=19, calls=20, unusable=i % 3, steps_played=10+i,
                     input_tokens=1000+i, output_tokens=10, cost_usd=.001*i, ended_at='2026-01-31T12:01:00.000Z', **{'return': len(names) - .1*i})
     eps = store.sql('SELECT * FROM episodes')
     totals = store.sql("""SELECT model, count(*) AS planned, count(*) FILTER (status = 'done') AS n, count(*) FILTER (status = 'truncated') AS truncated,
             count(*) FILTER (status = 'error') AS errors, count(*) FILTER (status = 'planned') AS unfinished,
             avg(n_achievements) FILTER (status = 'done') AS mean_achievements, avg("return") FILTER (status = 'done') AS mean_return, avg(steps) FILTER (status = 'done') AS mean_steps,
-            avg(input_tokens + output_tokens) FILTER (status = 'done') AS mean_tokens, sum(unusable) FILTER (status = 'done') / sum(calls) FILTER (status = 'done') AS unusable,
+            avg(input_tokens + output_tokens) FILTER (status = 'done') AS mean_tokens, sum(unusable) FILTER (status = 'done') / sum(turns) FILTER (status = 'done') AS unusable,
             sum(cost_usd) AS cost_usd FROM episodes GROUP BY model""").set_index('model')
     ours = m.summary(eps).loc[totals.index]
     assert ours[['planned', 'n', 'truncated', 'errors', 'unfinished']].to_numpy().tolist() == [[16, 13, 1, 1, 1]]*2
