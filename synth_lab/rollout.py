@@ -26,7 +26,7 @@ from .agent import Agent, TurnMemory, turn, user_text
 from .client import AuthError, ContextLength, EndpointDown, ModelNotFoundError
 from .core import LabError, did_you_mean, digest, new_id, now, redact
 from .tools import read_reply
-from .traces import RunWriter, Store, StoreError
+from .traces import Store, StoreError
 from .view import effect, format, look
 from .world import ACTIONS, World
 
