@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 # %% ../nbs/00_core.ipynb #1254e885
 class LabError(Exception):
@@ -121,9 +121,9 @@ class LabSection(Section):
 
 class LimitsSection(Section):
     "`[limits]`"
-    timeout:float         # seconds one attempt of a call may take
-    attempts:int          # tries a call may have
-    max_wait:float        # longest wait between two tries, seconds
+    timeout:float = Field(gt=0)   # seconds one attempt of a call may take
+    attempts:int = Field(ge=1)    # tries a call may have
+    max_wait:float = Field(ge=0)  # longest wait between two tries, seconds
 
 class EndpointSection(Section):
     "`[endpoint.NAME]`: either `base_url` or `app`"
@@ -131,6 +131,11 @@ class EndpointSection(Section):
     app:str|None = None       # import string of an ASGI app that runs in this process
     key:str|None = None       # name of the environment variable that holds the key
     start:str|None = None     # what to do when the endpoint does not answer
+
+    @model_validator(mode='after')
+    def _somewhere(self):
+        if not self.app and not (self.base_url or '').startswith(('http://', 'https://')): raise ValueError('an endpoint needs a base_url that starts with http:// or https://, or an app')
+        return self
 
 class Price(NamedTuple):
     "US dollars for a million tokens"
@@ -145,14 +150,17 @@ def _section(cls, name, values, file):
     except ValidationError as e:
         first = e.errors()[0]
         key = '.'.join(map(str, first['loc']))
+        if not key: raise SettingsError(f'{file}: [{name}]: {first["msg"].removeprefix("Value error, ")}', 'such as base_url = http://127.0.0.1:8000/v1') from None
         fix = did_you_mean(key, cls.model_fields) if first['type'] == 'extra_forbidden' else f'give `{key}` another value'
         raise SettingsError(f'{file}: [{name}] {key} = {first["input"]!r}: {first["msg"]}', fix) from None
 
 def _price(name, value, file):
     "A price line such as `0.15, 0.075, 0.60`"
-    try: return Price(*(float(o) for o in value.split(',')))
-    except (ValueError, TypeError):
-        raise SettingsError(f'{file}: price of {name} is {value!r}', 'give three numbers: input, cached input, output, in dollars for a million tokens') from None
+    try: price = Price(*(float(o) for o in value.split(',')))
+    except (ValueError, TypeError): price = None
+    if not price or min(price) < 0:
+        raise SettingsError(f'{file}: price of {name} is {value!r}', 'give three numbers: input, cached input, output, in dollars for a million tokens')
+    return price
 
 # %% ../nbs/00_core.ipynb #13c2285e
 class Settings(NamedTuple):
@@ -173,10 +181,12 @@ class Settings(NamedTuple):
         return table.get(model, table.get('*'))
 
 # %% ../nbs/00_core.ipynb #f811ffa6
+_OURS = re.compile(rb'^\[(lab|limit|endpoint|price)', re.M)  # other tools have files of this name, too
+
 def _settings_files():
     "The package's own settings, then the nearest `settings.ini` from the working folder upwards that has a section of ours"
     own = Path(str(importlib.resources.files('synth_lab')/'settings.ini'))
-    near = [f for p in (Path.cwd(), *Path.cwd().parents) if (f := p/'settings.ini').is_file() and re.search(r'^\[(lab|limits|endpoint\.|prices\.)', f.read_text(), re.M)]
+    near = [f for p in (Path.cwd(), *Path.cwd().parents) if (f := p/'settings.ini').is_file() and _OURS.search(f.read_bytes())]
     return (own,) if not near or near[0].resolve() == own.resolve() else (own, near[0])
 
 @lru_cache(maxsize=8)
@@ -184,12 +194,11 @@ def _read(files:tuple, stamps:tuple)->Settings:
     "Read `files`, later ones over earlier ones; `stamps` make the cache notice an edit"
     ini = configparser.ConfigParser(delimiters=('=',), interpolation=None, default_section='')
     ini.optionxform = str
-    try: ini.read(files)
-    except configparser.Error as e: raise SettingsError(f'{files[-1]}: {e}', 'mend that line') from None
+    try: ini.read(files, encoding='utf-8')
+    except (configparser.Error, UnicodeDecodeError) as e: raise SettingsError(f'{files[-1]}: {e}', 'mend that line; the file has to be UTF-8') from None
     sections,file = {k:dict(v) for k,v in ini.items() if k},files[-1]
-    kinds = dict(lab={}, limits={}, endpoint={}, prices={})
     for k in sections:
-        if k.split('.')[0] not in kinds: raise SettingsError(f'{file}: unknown section [{k}]', did_you_mean(k, kinds))
+        if not re.fullmatch(r'lab|limits|(endpoint|prices)\..+', k): raise SettingsError(f'{file}: unknown section [{k}]', did_you_mean(k, ['lab', 'limits', 'endpoint.NAME', 'prices.NAME']))
     named = lambda kind: {k.split('.', 1)[1]:(k,v) for k,v in sections.items() if k.startswith(f'{kind}.')}
     lab = _section(LabSection, 'lab', sections['lab'], file)
     return Settings(lab.path, lab.endpoint, _section(LimitsSection, 'limits', sections['limits'], file),
