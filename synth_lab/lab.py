@@ -7,6 +7,7 @@ __all__ = ['Lab']
 
 # %% ../nbs/15_lab.ipynb #612d7102
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 
 import pandas as pd
@@ -53,6 +54,9 @@ class Lab:
 @patch
 def _player(self:Lab, model, how):
     "A client, and the agent that the keywords in `how` describe; those are taken out of it"
+    known = [*Agent.__dataclass_fields__, *signature(rollout).parameters]
+    for k in how:
+        if k not in known: raise LabError(f'a rollout has no keyword `{k}`', did_you_mean(k, known))
     asks = {k:how.pop(k) for k in Agent.__dataclass_fields__ if k in how}
     return self._client(client.AsyncInferenceClient), Agent(model, **asks)
 
@@ -167,6 +171,7 @@ def newest(self:Lab,
     prefix:str # `ft` for a fine-tuned model, `rl` for one from RL
 )->str: # its id
     "The checkpoint made last"
-    ids = [o for o in self.models().id if o.startswith(f'{prefix}:')]
-    if not ids: raise LabError(f'{self.path.name} has no model whose id starts with `{prefix}:`', f'train one; there is {", ".join(f"`{o}`" for o in self.models().id)}')
+    found = [o['id'] for o in list_models(self.models_path) if 'problem' not in o]
+    ids = [o for o in found if o.startswith(f'{prefix}:')]
+    if not ids: raise LabError(f'{self.path.name} has no model whose id starts with `{prefix}:`', f'train one; there is {", ".join(f"`{o}`" for o in found)}')
     return ids[-1]

@@ -9,6 +9,7 @@ __all__ = ['one_thread', 'SCALE', 'TrainError', 'Examples', 'read_examples', 'ba
 # %% ../nbs/11_train.ipynb #617ea560
 import json, time
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -59,7 +60,8 @@ def read_examples(
     dataset:Path # JSONL, one turn a line
 )->Examples:
     "The examples of a dataset; raises `TrainError` when there are none"
-    raw,pairs,rejected = Path(dataset).read_bytes(),[],Counter()
+    try: raw,pairs,rejected = Path(dataset).read_bytes(),[],Counter()
+    except OSError as e: raise TrainError(f'{dataset} cannot be read: {e.strerror}', 'give the path of a .jsonl file, as lab.filter(…).write(path) makes it') from None
     for n,line in enumerate(raw.splitlines()):
         try: obs,actions = _turn(json.loads(line))
         except ValueError as e:
@@ -384,6 +386,7 @@ def rl(
     on_update=None           # called with each new row of the curves
 )->Trained:
     "Train the student by RL on the achievements it unlocks"
+    if not isinstance(seeds, Iterable): raise TrainError(f'seeds is {seeds!r}', f'give the worlds one by one, such as seeds=range({seeds})')
     seeds = list(seeds)
     _positive(length=length, worlds=worlds, **(dict(cpu_seconds=cpu_seconds) if iterations is None else dict(iterations=iterations)))
     if not seeds: raise TrainError('no worlds to train in', 'give seeds, such as seeds=range(200)')

@@ -250,6 +250,8 @@ def test_an_interrupted_run_writes_nothing_and_says_so(lab, tmp_path):
 @pytest.mark.parametrize('call,said', [
     (lambda m, d: T.rl('expert', m, iterations=1), '`expert` has no weights'),
     (lambda m, d: T.rl('student', m, seeds=[], iterations=1), 'no worlds to train in'),
+    (lambda m, d: T.rl('student', m, seeds=5, iterations=1), 'such as seeds=range\\(5\\)'),
+    (lambda m, d: T.sft(m/'nope.jsonl', m), 'nope.jsonl cannot be read'),
     (lambda m, d: T.rl('student', m, iterations=0), 'iterations must be above 0, not 0'),
     (lambda m, d: T.rl('student', m, cpu_seconds=0), 'cpu_seconds must be above 0'),
     (lambda m, d: T.sft(d, m, epochs=0), 'epochs must be above 0'),
