@@ -28,11 +28,12 @@ oracle: .venv/installed
 bench: .venv/installed
 	.venv/bin/python bench/world.py
 
+# ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed
-	.venv/bin/jupyter lab nbs
+	.venv/bin/jupyter lab nbs $(ARGS)
 
 .venv/installed: pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "synth_lab needs Python 3.11 or newer; $(PYTHON) is older. Name another: make $(MAKECMDGOALS) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "synth_lab needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --editable '.[dev]'
 	@touch $@
