@@ -191,7 +191,7 @@ _ID = dict(run_id='the run', episode_id='`<run_id>:<seed>:<sample>`', attempt='1
 _USE = dict(input_tokens='tokens of the prompt; NULL when unknown', output_tokens='tokens of the reply, reasoning included; NULL when unknown',
     cost_usd='US dollars; NULL when a price is unknown')
 _ERR = dict(error_type='class of the error', error_message='what it said')
-_SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="the world's rules")
+_SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="name of the world's rules; of somebody's own, their hash")
 _NOTE = 'a lower bound if the status is `truncated`, NULL unless it is that or `done`'
 
 SCHEMA = Tables(

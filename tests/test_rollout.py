@@ -1,5 +1,6 @@
 "What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
 import asyncio, os, random, signal, subprocess, sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import orjson, pytest
@@ -7,9 +8,11 @@ import orjson, pytest
 from synth_lab.agent import Agent
 from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
 from synth_lab.metrics import summary
-from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync
+from synth_lab.rollout import RolloutError, call_seed, film, fork, rerun, rollout, rollout_sync
 from synth_lab.traces import Store, StoreError
-from synth_lab.world import ACTIONS, World, WorldError
+from synth_lab.world import ACTIONS, DIFFICULTIES, World, WorldError
+
+HARD = DIFFICULTIES['hard']
 
 class Dice:
     "A client whose model throws dice with the seed that it is sent; `before(n, payload)` runs ahead of call n and may fail, wait or reply"
@@ -329,6 +332,101 @@ def test_a_run_goes_on_only_as_it_was_begun(store):
     with pytest.raises(StoreError, match='model was dice, is loaded'): play(store, Dice(), agent=Agent('loaded'), resume=True)
     with pytest.raises(StoreError, match='planned was'): play(store, Dice(), range(5), resume=True)
     with pytest.raises(RolloutError, match='which run'): play(store, Dice(), run_id=None, resume=True)
+
+# Looking at it again
+
+@pytest.fixture(scope='module')
+def long(tmp_path_factory):
+    "A lab with one episode of 1010 steps, long enough for two keyframes, and its world after each step"
+    store = Store(tmp_path_factory.mktemp('long')/'lab')
+    quiet = Dice(lambda n, p: reply(random.Random(n).choices(['move_left', 'move_right', 'move_up', 'move_down', 'do', 'sleep'], k=8)))
+    rules = replace(DIFFICULTIES['peaceful'], hunger=9999, thirst=9999, fatigue=9999)
+    e, = play(store, quiet, [3], run_id='long', length=1010, max_turns=None, difficulty=rules).episodes.to_dict('records')
+    world,hashes = World(3, difficulty=rules, length=1010),[]
+    hashes.append(world.state_hash())
+    for o in store.rows('SELECT "action" FROM steps ORDER BY step'):
+        world.step(ACTIONS.index(o['action']))
+        hashes.append(world.state_hash())
+    assert e['steps'] == len(hashes)-1 == 1010 and store.rows('SELECT count(keyframe) AS n FROM calls') == [dict(n=2)]
+    return store,hashes
+
+@pytest.mark.parametrize('step', [0, 1, 333, 499, 500, 501, 505, 1001, 1010])
+def test_a_fork_is_the_world_after_any_step(long, step):
+    "Before, between and behind the keyframes, which stand at the ends of turns"
+    store,hashes = long
+    world = fork(store, 'long:3:0', step)
+    assert (world.step_count, world.state_hash()) == (step, hashes[step])
+    if step < 1010: world.step(0)
+    assert fork(store, 'long:3:0', step).state_hash() == hashes[step]
+
+def test_a_late_fork_starts_at_a_keyframe(long, monkeypatch):
+    store,_ = long
+    played,step = [],World.step
+    monkeypatch.setattr(World, 'step', lambda self, action: played.append(action) or step(self, action))
+    fork(store, 'long:3:0', 1009)
+    assert len(played) < 10
+
+@pytest.mark.parametrize('step', [-1, 1011, 2.5, '3', None])
+def test_a_step_that_was_not_played_cannot_be_forked(long, step):
+    with pytest.raises(RolloutError, match='has steps 0 to 1010'): fork(long[0], 'long:3:0', step)
+
+def test_episodes_that_are_not_there_are_named(long):
+    for look in (rerun, film, lambda store, id: fork(store, id, 0)):
+        with pytest.raises(RolloutError, match='no episode `long:3:1`.*did you mean `long:3:0`'): look(long[0], 'long:3:1')
+
+@pytest.mark.parametrize('every,frames', [(1, 1011), (10, 102), (1009, 3), (5000, 2)])
+def test_a_film_has_its_first_and_last_moment(long, every, frames):
+    shown = film(long[0], 'long:3:0', size=36, every=every)
+    assert len(shown) == frames and shown[0].shape == (36, 36, 3)
+    assert (shown[-1] == fork(long[0], 'long:3:0', 1010).frame(36)).all() and shown.gif()[:6] == b'GIF89a'
+
+def tamper(store, key, change):
+    "Change field `key` of the step in the middle; its number"
+    segment, = (store.path/'runs'/'r'/'live').iterdir()
+    lines = [orjson.loads(o) for o in segment.read_bytes().splitlines()]
+    steps = [s for o in lines for s in o.get('steps') or []]
+    at = next(s for s in steps[len(steps)//2:] if s['effect'] == 'moved')
+    n,at[key] = at['step'],change
+    segment.write_bytes(b''.join(orjson.dumps(o) + b'\n' for o in lines))
+    return n
+
+@pytest.mark.parametrize('key,change,told', [('reward', .5, '`reward` was 0.5, is 0.0'), ('effect', 'turned', "`effect` was 'turned', is 'moved'"),
+    ('action', 'noop', "`effect` was 'moved', is 'nothing happened'"), ('action', 'fly', '`action` was'), ('step', 7000, '`step` was '),
+    ('unlocked', ['eat_cow'], "`unlocked` was ['eat_cow'], is []"), ('health', 1, '`health` was 1'), ('terminated', True, '`terminated` was True, is False')])
+def test_a_rerun_names_the_step_that_was_tampered_with(store, key, change, told):
+    play(store, Dice(), [0], max_turns=20)
+    exact = rerun(store, 'r:0:0')
+    assert exact.exact and exact.steps == 100 and 'exactly as recorded' in repr(exact)
+    step = tamper(store, key, change)
+    found = rerun(store, 'r:0:0')
+    assert found.divergence.startswith(f'step {step}: ') and told in found.divergence and (found.exact, found.steps) == (False, step-1)
+
+OWN = replace(DIFFICULTIES['easy'], bite=9, hunger=3, zombie=replace(DIFFICULTIES['easy'].zombie, first=.9, fewest=(6, -3), most=(6, -3)))
+
+@pytest.mark.parametrize('difficulty,name', [('hard', 'hard'), (DIFFICULTIES['hard'], 'hard'), (OWN, OWN.hash)])
+def test_an_episode_is_played_again_by_the_rules_of_its_run(store, monkeypatch, difficulty, name):
+    run = play(store, failing(4, ServerError('down')), range(2), difficulty=difficulty, max_turns=20)
+    assert set(run.episodes.difficulty) == {name} and sorted(run.episodes.status) == ['done', 'error']
+    e = play(store, Dice(), range(2), difficulty=difficulty, max_turns=20, resume=True).episodes
+    assert e.status.tolist() == ['done']*2 and e.attempt.tolist() == [1]*2
+    monkeypatch.delitem(DIFFICULTIES, 'hard')
+    for seed in (0, 1):
+        world = World(seed, difficulty=OWN if name == OWN.hash else HARD, length=200)
+        for o in store.rows('SELECT "action" FROM steps WHERE episode_id = ? ORDER BY step', f'r:{seed}:0'): world.step(ACTIONS.index(o['action']))
+        assert rerun(store, f'r:{seed}:0').exact and fork(store, f'r:{seed}:0', world.step_count).config_hash == world.config_hash
+        assert fork(store, f'r:{seed}:0', world.step_count).state_hash() == world.state_hash() == e.final_hash[seed]
+
+def test_a_run_goes_on_only_by_its_own_rules(store):
+    play(store, Dice(), difficulty=OWN)
+    with pytest.raises(StoreError, match='difficulty was .*rules was'): play(store, Dice(), difficulty=replace(OWN, bite=8), resume=True)
+
+def test_a_run_without_rules_in_its_config_has_those_of_its_name(store):
+    play(store, Dice(), [0], difficulty='hard')
+    file = store.path/'runs'/'r'/'run.json'
+    old = orjson.loads(file.read_bytes())
+    del old['config']['rules']
+    file.write_bytes(orjson.dumps(old))
+    assert rerun(Store(store.path), 'r:0:0').exact and fork(Store(store.path), 'r:0:0', 0).difficulty == 'hard'
 
 # What is refused before anything is written
 
