@@ -37,6 +37,7 @@ def trouble(shell, name):
 
 def run(source, dest, out):
     "Run the notebook `source` with a live line, and write it with its outputs to `dest`; ends the process with 1 when a cell fails"
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the parent, which ends this process
     os.environ |= {'SYNTH_LAB_PATH': str(out/'lab'), 'OPENBLAS_NUM_THREADS': '1'}
     os.chdir(source.parent)
     nb, shell = read_nb(source), CaptureShell(source, mpl_format='png')
