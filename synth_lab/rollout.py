@@ -119,9 +119,11 @@ def end(self:Episode,
 )->dict: # the fields of an `episode_end`
     "The totals"
     scored = status in ('done', 'truncated')
-    return self.who | self.used | {'status':status, 'ended_by':self.ended_by if status == 'done' else None, 'turns':self.turns, 'steps_played':len(self.rewards),
-        'return':round(fsum(self.rewards), 6) if scored else None, 'achievements':[a for a,_ in self.unlocks], 'unlock_steps':[n for _,n in self.unlocks],
-        'unusable':self.verdicts.total() - self.verdicts['ok'], 'verdicts':self.verdicts, 'started_at':self.started_at, 'ended_at':now(), 'wall_s':round(wall_s, 3),
+    return self.who | self.used | {'status':status, 'ended_by':self.ended_by if status == 'done' else None,
+        'turns':self.turns, 'steps_played':len(self.rewards), 'return':round(fsum(self.rewards), 6) if scored else None,
+        'achievements':[a for a,_ in self.unlocks], 'unlock_steps':[n for _,n in self.unlocks],
+        'unusable':self.verdicts.total() - self.verdicts['ok'], 'verdicts':self.verdicts,
+        'started_at':self.started_at, 'ended_at':now(), 'wall_s':round(wall_s, 3),
         'error_type':error and type(error).__name__, 'error_message':error and redact(str(error))[:1000], 'final_hash':self.world.state_hash()}
 
 # %% ../nbs/07_rollout.ipynb #27b779b4
@@ -289,7 +291,8 @@ class Run:
         e,done = self.episodes,self.episodes[self.episodes.status == 'done']
         mean = lambda c: f'{done[c].mean():.2f}' if len(done) else '–'
         row = {'model':self.model, 'episodes':len(e), 'done':len(done), 'truncated':len(e)-len(done)-len(self.failed), 'failed':len(self.failed),
-            'mean achievements':mean('n_achievements'), 'mean return':mean('return'), 'steps':e.steps.sum(), 'calls':e.calls.sum(), 'unusable replies':int(e.unusable.sum())}
+            'mean achievements':mean('n_achievements'), 'mean return':mean('return'),
+            'steps':e.steps.sum(), 'calls':e.calls.sum(), 'unusable replies':int(e.unusable.sum())}
         table = '\n'.join(f'| {" | ".join(map(str, o))} |' for o in (row, ['---']*len(row), row.values()))
         again = f'\n\nThe same call with `run_id="{self.run_id}", resume=True` tries those that failed again.' if len(self.failed) else ''
         return f'Run `{self.run_id}`\n\n{table}' + (f'\n\nNot in the means: {_why(e[e.status != "done"])}.' if len(done) < len(e) else '') + again
@@ -308,7 +311,8 @@ def plan_episodes(
     "The episodes of a run"
     seeds = [_seed(s) for s in seeds]
     if not seeds: raise RolloutError('there are no seeds to play', 'pass seeds=range(10)')
-    if twice := [s for s,n in Counter(seeds).items() if n > 1]: raise RolloutError(f'seed {twice[0]} is there twice', 'to play a world several times, pass group_size')
+    if twice := [s for s,n in Counter(seeds).items() if n > 1]:
+        raise RolloutError(f'seed {twice[0]} is there twice', 'to play a world several times, pass group_size')
     return [dict(episode_id=f'{run_id}:{s}:{i}', seed=s, sample=i) for s in seeds for i in range(group_size)]
 
 def _whole(n, least): return isinstance(n, Integral) and not isinstance(n, bool) and n >= least
@@ -429,7 +433,8 @@ def rerun(
 )->Rerun: # raises `RolloutError` when there is no such episode
     "Play an episode again from its seed and its actions, and compare"
     episode = _recorded(store, episode_id)
-    steps = store.rows('SELECT step, "action", effect, reward, unlocked, health, terminated, truncated FROM steps WHERE episode_id = ? ORDER BY step', episode_id)
+    steps = store.rows("""SELECT step, "action", effect, reward, unlocked, health, terminated, truncated
+        FROM steps WHERE episode_id = ? ORDER BY step""", episode_id)
     game,divergence = _afresh(store, episode),None
     for n,then in enumerate(steps):
         if game.world.done: divergence = f'step {n+1}: the trace goes on, the game is over'
@@ -438,7 +443,8 @@ def rerun(
             now_, = game.act((then['action'],))
             divergence = next((f'step {n+1}: `{k}` was {then[k]!r}, is {now_[k]!r}' for k in now_ if now_[k] != then[k]), None)
         if divergence: return Rerun(episode, n, divergence)
-    if (was := episode['final_hash']) and was != game.world.state_hash(): divergence = f'the end: the state of the world was {was}, is {game.world.state_hash()}'
+    was,is_ = episode['final_hash'],game.world.state_hash()
+    if was and was != is_: divergence = f'the end: the state of the world was {was}, is {is_}'
     return Rerun(episode, len(steps), divergence)
 
 # %% ../nbs/07_rollout.ipynb #e50dbe17
@@ -449,7 +455,8 @@ def fork(
 )->World: # raises `RolloutError` when the episode has no such step
     "A live world as it was after a step of an episode"
     episode = _recorded(store, episode_id)
-    if not isinstance(step, Integral) or not 0 <= step <= episode['steps']: raise RolloutError(f'`{episode_id}` has steps 0 to {episode["steps"]}, not {step!r}', 'choose one of these')
+    if not isinstance(step, Integral) or not 0 <= step <= episode['steps']:
+        raise RolloutError(f'`{episode_id}` has steps 0 to {episode["steps"]}, not {step!r}', 'choose one of these')
     kept = store.rows("""SELECT keyframe FROM calls JOIN steps USING (episode_id, attempt, turn) WHERE episode_id = ? AND keyframe IS NOT NULL
         GROUP BY ALL HAVING max(step) <= ? ORDER BY max(step) DESC LIMIT 1""", episode_id, step)
     world = World.restore(b64decode(kept[0]['keyframe'])) if kept else _afresh(store, episode).world
@@ -458,7 +465,8 @@ def fork(
 
 def _actions(store, episode_id, after, upto):
     "The actions of an episode after one step, up to another"
-    return [o['action'] for o in store.rows('SELECT "action" FROM steps WHERE episode_id = ? AND step > ? AND step <= ? ORDER BY step', episode_id, after, upto)]
+    rows = store.rows('SELECT "action" FROM steps WHERE episode_id = ? AND step > ? AND step <= ? ORDER BY step', episode_id, after, upto)
+    return [o['action'] for o in rows]
 
 # %% ../nbs/07_rollout.ipynb #9a82e2d1
 class Film(list):

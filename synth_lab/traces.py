@@ -132,7 +132,8 @@ def _append(self:RunWriter, make):
                 sync_folder(self.folder/'live')
             self._segments[-1].append(make())
         except OSError as e:
-            raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', 'what was written before is kept; make room or mend the folder, then resume the run') from None
+            fix = 'what was written before is kept; make room or mend the folder, then resume the run'
+            raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', fix) from None
 
 @patch
 def write(self:RunWriter,
@@ -164,7 +165,8 @@ def call(self:RunWriter,
     _check_fields('call', fields)
     def make():
         lines = []
-        ids = dict(prompt_ids=[self._message(m, lines) for m in prompt], output_id=output and self._message(output, lines), tools_id=tools and self._message(tools, lines))
+        ids = dict(prompt_ids=[self._message(m, lines) for m in prompt])
+        ids |= dict(output_id=output and self._message(output, lines), tools_id=tools and self._message(tools, lines))
         return b''.join([*lines, self._line({'kind':'call', **fields, **ids})])
     self._append(make)
 
@@ -191,7 +193,8 @@ _ID = dict(run_id='the run', episode_id='`<run_id>:<seed>:<sample>`', attempt='1
 _USE = dict(input_tokens='tokens of the prompt; NULL when unknown', output_tokens='tokens of the reply, reasoning included; NULL when unknown',
     cost_usd='US dollars; NULL when a price is unknown')
 _ERR = dict(error_type='class of the error', error_message='what it said')
-_SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …', difficulty="name of the world's rules; of somebody's own, their hash")
+_SET = dict(model='model id', endpoint='where the model is served', split='`train`, `eval`, …',
+    difficulty="name of the world's rules; of somebody's own, their hash")
 _NOTE = 'a lower bound if the status is `truncated`, NULL unless it is that or `done`'
 
 SCHEMA = Tables(
@@ -235,7 +238,8 @@ _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms,
         coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status, verdict, finish_reason, problem, thought, tool_name, arguments, actions,
-        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message, raw, keyframe
+        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message,
+        raw, keyframe
         FROM events WHERE kind = 'call'""",
     steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
         FROM (SELECT run_id, episode_id, attempt, turn, call_id, unnest(steps) AS s FROM events WHERE kind = 'call')""",
@@ -247,10 +251,13 @@ _VIEWS = dict(
     ends=f"""SELECT e.* FROM events e JOIN starts s USING (run_id, episode_id, attempt)
         WHERE kind = 'episode_end' AND (status IN {_FINAL} OR ended_at >= resumed_at OR resumed_at IS NULL)
         QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
-    under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
+    under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns,
+        sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
         flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
-        FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt) WHERE kind = 'call' GROUP BY ALL""",
-    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty, p.seed, p.sample, r.rng, r.length,
+        FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt)
+        WHERE kind = 'call' GROUP BY ALL""",
+    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty,
+        p.seed, p.sample, r.rng, r.length,
         coalesce(e.status, CASE WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END) AS status,
         e.ended_by, coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps,
         CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return", CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements,
@@ -272,12 +279,14 @@ _VIEWS |= dict(
         UNION ALL SELECT run_id, episode_id, attempt, 'step', step, turn, 'reward', reward, 'env' FROM steps
         UNION ALL SELECT run_id, episode_id, attempt, 'turn', NULL, turn, 'achievements', turn_reward, 'env' FROM calls WHERE verdict IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'return', "return", 'env' FROM episodes WHERE "return" IS NOT NULL
-        UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'achievements', n_achievements, 'env' FROM episodes WHERE n_achievements IS NOT NULL""",
+        UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'achievements', n_achievements, 'env' FROM episodes
+            WHERE n_achievements IS NOT NULL""",
     runs=f"""SELECT r.run_id, r.created_at, r.model, r.endpoint, r.split, r.difficulty, r.length, e.episodes, e.finished, e.failed, e.open,
         coalesce(s.torn, 0)::BIGINT AS torn, r.config, r.config_id, r.provenance, r.schema_version
         FROM run_files r LEFT JOIN (SELECT run_id, sum(torn) AS torn FROM segments GROUP BY run_id) s USING (run_id)
-        LEFT JOIN (SELECT run_id, count(*) AS episodes, count(*) FILTER (status IN {_FINAL}) AS finished, count(*) FILTER (status IN ('planned', 'running')) AS open,
-            count(*) FILTER (status IN ('error', 'timeout', 'cancelled')) AS failed FROM episodes GROUP BY run_id) e USING (run_id) ORDER BY r.created_at, r.run_id""")
+        LEFT JOIN (SELECT run_id, count(*) AS episodes, count(*) FILTER (status IN {_FINAL}) AS finished,
+            count(*) FILTER (status IN ('planned', 'running')) AS open, count(*) FILTER (status IN ('error', 'timeout', 'cancelled')) AS failed
+            FROM episodes GROUP BY run_id) e USING (run_id) ORDER BY r.created_at, r.run_id""")
 
 # %% ../nbs/06_traces.ipynb #b5148cdc
 SCHEMA_VERSION = 1
@@ -321,7 +330,8 @@ def _open_db():
     db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
     db.execute(f'CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {_typed(_COLUMNS)})')
     db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
-    db.execute(f'CREATE TABLE run_files (run_id VARCHAR, created_at TIMESTAMPTZ, schema_version INTEGER, {_typed(_CONFIG)}, config JSON, config_id VARCHAR, provenance JSON)')
+    run = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema_version='INTEGER') | _CONFIG | dict(config='JSON', config_id='VARCHAR', provenance='JSON')
+    db.execute(f'CREATE TABLE run_files ({_typed(run)})')
     for name,q in _VIEWS.items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
 
@@ -335,7 +345,8 @@ def refresh(self:Store)->Store: # itself
             stamps = {str(p):(s.st_size, s.st_mtime_ns) for r in sorted(runs) for p in (self.path/'runs'/r/'live').glob('*.jsonl') if (s := p.stat())}
             try: self._load(runs, stamps)
             except (duckdb.IOException, FileNotFoundError): continue  # a file vanished between the list and the read
-            except duckdb.Error as e: raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}', 'move the file that it names out of its run') from None
+            except duckdb.Error as e:
+                raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}', 'move the file that it names out of its run') from None
             return self
         raise StoreError(f'{self.path}: files vanish while they are read', 'wait for whoever deletes them')
 
@@ -407,7 +418,8 @@ def run(self:Store,
     resume:bool=False    # go on with a run that is there; with none there, begin it
 )->RunWriter:
     "Open a run for writing; raises `StoreError` when it exists and `resume` is not set, or was another run"
-    if not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id: raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -, and nothing that looks like a key')
+    if not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id:
+        raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -, and nothing that looks like a key')
     folder = self.path/'runs'/run_id
     spec = orjson.loads(_json(dict(config=config, planned=planned)))
     try:
@@ -447,7 +459,8 @@ def unfinished(self:Store,
 )->list: # dicts of episode_id, attempt, started_at, calls
     "What is recorded of the episodes that began and did not finish"
     return self.rows(f"""SELECT e.episode_id, e.attempt, any_value(e.started_at) AS started_at,
-        coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps, input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
+        coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps,
+                input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
             ORDER BY c.turn, c.started_at) FILTER (c.kind IS NOT NULL), []) AS calls
         FROM episodes e LEFT JOIN (FROM events WHERE kind = 'call') c USING (run_id, episode_id, attempt)
         WHERE run_id = ? AND e.status NOT IN {_FINAL} AND e.status <> 'planned' GROUP BY ALL ORDER BY e.episode_id""", run_id)

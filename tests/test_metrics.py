@@ -182,7 +182,8 @@ def test_one_sql_over_the_store_gives_the_same_numbers(tmp_path):
     totals = store.sql("""SELECT model, count(*) AS planned, count(*) FILTER (status = 'done') AS n, count(*) FILTER (status = 'truncated') AS truncated,
             count(*) FILTER (status = 'error') AS errors, count(*) FILTER (status = 'planned') AS unfinished,
             avg(n_achievements) FILTER (status = 'done') AS mean_achievements, avg("return") FILTER (status = 'done') AS mean_return, avg(steps) FILTER (status = 'done') AS mean_steps,
-            avg(input_tokens + output_tokens) FILTER (status = 'done') AS mean_tokens, sum(unusable) FILTER (status = 'done') / sum(turns) FILTER (status = 'done') AS unusable,
+            avg(input_tokens + output_tokens) FILTER (status = 'done') AS mean_tokens,
+            sum(unusable) FILTER (status = 'done') / sum(turns) FILTER (status = 'done') AS unusable,
             sum(cost_usd) AS cost_usd FROM episodes GROUP BY model""").set_index('model')
     ours = m.summary(eps).loc[totals.index]
     assert ours[['planned', 'n', 'truncated', 'errors', 'unfinished']].to_numpy().tolist() == [[16, 13, 1, 1, 1]]*2

@@ -18,11 +18,12 @@ def begin(w, i=0, attempt=1, at='2026-01-31T12:00:00.000Z'):
     return who
 
 def call(w, who, turn=1, **kw):
-    w.call([dict(role='user', content=f'step {turn}')], [dict(type='function')], dict(role='assistant', content='hm'), **who, **dict(turn=turn, call_id=f'{who["episode_id"]}.{turn}', verdict='ok',
-        actions=['do'], turn_reward=1, steps=[STEP | dict(step=turn)]) | kw)
+    said = dict(turn=turn, call_id=f'{who["episode_id"]}.{turn}', verdict='ok', actions=['do'], turn_reward=1, steps=[STEP | dict(step=turn)])
+    w.call([dict(role='user', content=f'step {turn}')], [dict(type='function')], dict(role='assistant', content='hm'), **who, **said | kw)
 
 def end(w, who, status='done', ret=1., at='2026-01-31T12:01:00.000Z', **kw):
-    w.write('episode_end', **who, **({'status':status, 'turns':1, 'steps_played':1, 'return':ret, 'achievements':['collect_wood'], 'unlock_steps':[1], 'calls':1, 'ended_at':at} | kw))
+    w.write('episode_end', **who, **{'status':status, 'turns':1, 'steps_played':1, 'return':ret, 'achievements':['collect_wood'], 'unlock_steps':[1],
+        'calls':1, 'ended_at':at} | kw)
 
 @pytest.fixture
 def store(tmp_path): return Store(tmp_path/'lab')
@@ -30,7 +31,8 @@ def store(tmp_path): return Store(tmp_path/'lab')
 def live(store, run='r'): return sorted((store.path/'runs'/run/'live').iterdir(), key=lambda p: p.stem.split('-')[-1])
 
 def script(code, *args, **kw):
-    return subprocess.Popen([sys.executable, '-c', f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_traces import *\n{code}', *map(str, args)],
+    code = f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\nfrom test_traces import *\n{code}'
+    return subprocess.Popen([sys.executable, '-c', code, *map(str, args)],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kw)
 
 # What a lab is
@@ -90,7 +92,9 @@ ODD = 'nul \0, quotes "\\", lines\n\r\u2028, smile 😀, tag <|im_start|>, ' + '
 
 def test_odd_text_comes_back_verbatim(store):
     message = dict(role='user', content=ODD, name=None)
-    with store.run('r', CONFIG, plan(1)) as w: w.call([message], [dict(a=1)], dict(role='assistant', content=ODD), **begin(w), turn=1, thought=ODD, arguments='{"actions": ["do', raw=dict(x=ODD, n=1e-7))
+    with store.run('r', CONFIG, plan(1)) as w:
+        w.call([message], [dict(a=1)], dict(role='assistant', content=ODD), **begin(w), turn=1, thought=ODD, arguments='{"actions": ["do',
+            raw=dict(x=ODD, n=1e-7))
     row, = store.rows('SELECT * FROM calls')
     assert (row['thought'], row['arguments'], orjson.loads(row['raw'])) == (ODD, '{"actions": ["do', dict(x=ODD, n=1e-7))
     bodies = {o['msg_id']:o for o in store.rows('SELECT * FROM messages')}
@@ -98,7 +102,9 @@ def test_odd_text_comes_back_verbatim(store):
     assert [bodies[row[k]]['role'] for k in ('output_id', 'tools_id')] == ['assistant', 'tools']
 
 def test_what_json_cannot_hold_loses_no_call(store):
-    with store.run('r', CONFIG, plan(1)) as w: w.call([dict(role='user', content='\ud83d')], None, None, **begin(w), turn=1, thought='half \udc00', raw=dict(big=10**40, when={1}), input_tokens=float('nan'))
+    with store.run('r', CONFIG, plan(1)) as w:
+        w.call([dict(role='user', content='\ud83d')], None, None, **begin(w), turn=1, thought='half \udc00', raw=dict(big=10**40, when={1}),
+            input_tokens=float('nan'))
     row, = store.rows('SELECT thought, raw, input_tokens, tools_id FROM calls')
     assert row['thought'] == 'half ?' and orjson.loads(row['raw'])['when'] == '{1}' and str(10**40) in row['raw'] and row['tools_id'] is None
     assert store.rows('SELECT torn FROM segments') == [dict(torn=0)]
@@ -107,7 +113,8 @@ def test_masking_a_key_never_breaks_a_line(store, monkeypatch):
     "The value of a key variable may begin with what looks like the end of an escape"
     monkeypatch.setenv('ODD_API_KEY', 'n0123456789')
     thought = 'a line\n0123456789, and n0123456789'
-    with store.run('r', CONFIG, plan(1)) as w: w.call([dict(role='user', content=thought)], **begin(w), turn=1, thought=thought, raw=dict(big=10**40, key='n0123456789'))
+    with store.run('r', CONFIG, plan(1)) as w:
+        w.call([dict(role='user', content=thought)], **begin(w), turn=1, thought=thought, raw=dict(big=10**40, key='n0123456789'))
     assert store.rows('SELECT thought FROM calls') == [dict(thought='a line\n0123456789, and [redacted]')]
     assert store.rows('SELECT torn FROM segments') == [dict(torn=0)] and str(10**40) in store.rows('SELECT raw FROM calls')[0]['raw']
     body, = store.rows('SELECT msg_id, body FROM messages')
@@ -147,7 +154,8 @@ def test_a_bad_line_in_the_middle_takes_no_other_with_it(store):
         w._segments[-1].append(b'{"kind":"call", oh no\n')
         call(w, who)
         end(w, who)
-    assert store.rows('SELECT (SELECT count(*) FROM calls) AS calls, (SELECT count(*) FROM steps) AS steps, sum(torn)::INT AS torn FROM segments') == [dict(calls=1, steps=1, torn=1)]
+    found = store.rows('SELECT (SELECT count(*) FROM calls) AS calls, (SELECT count(*) FROM steps) AS steps, sum(torn)::INT AS torn FROM segments')
+    assert found == [dict(calls=1, steps=1, torn=1)]
 
 def test_an_episode_whose_first_line_was_lost_still_counts(store):
     with store.run('r', CONFIG, plan(1)) as w: end(w, dict(episode_id='r:0:0', attempt=1))
@@ -341,7 +349,8 @@ def test_a_reader_is_never_locked_out_and_never_sees_half_an_episode(store):
         p.stdout.readline()
         seen = []
         for _ in range(20):
-            bad = store.rows("SELECT e.episode_id FROM episodes e LEFT JOIN calls c USING (episode_id) WHERE e.status = 'done' GROUP BY ALL HAVING count(c.call_id) <> 5")
+            bad = store.rows("""SELECT e.episode_id FROM episodes e LEFT JOIN calls c USING (episode_id) WHERE e.status = 'done'
+                GROUP BY ALL HAVING count(c.call_id) <> 5""")
             seen.append(len(store.rows("SELECT 1 FROM episodes WHERE status = 'done'")))
             assert bad == []
         with pytest.raises(StoreError, match=f'being written right now by process {p.pid}'): store.run('r', CONFIG, plan(50000), resume=True)
@@ -358,6 +367,7 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(store):
         os.kill(p.pid, signal.SIGKILL)
         acked += map(int, p.stdout.read().split())
         p.communicate()
-    rows = store.rows("SELECT e.seed, count(*) AS calls, count(DISTINCT turn) AS turns FROM episodes e JOIN calls USING (episode_id) WHERE status = 'done' AND e.seed <= ? GROUP BY ALL ORDER BY e.seed", acked[-1])
+    rows = store.rows("""SELECT e.seed, count(*) AS calls, count(DISTINCT turn) AS turns FROM episodes e JOIN calls USING (episode_id)
+        WHERE status = 'done' AND e.seed <= ? GROUP BY ALL ORDER BY e.seed""", acked[-1])
     assert [o['seed'] for o in rows] == acked[1:] and {(o['calls'], o['turns']) for o in rows} == {(5, 5)}
     assert store.rows('SELECT count(*) AS n FROM segments') == [dict(n=3)]
