@@ -427,6 +427,7 @@ def _afresh(store, episode):
     run, = store.rows('SELECT config FROM runs WHERE run_id = ?', episode['run_id'])
     return Episode(episode, orjson.loads(run['config']) | dict(max_turns=episode['steps']+1))
 
+# %% ../nbs/07_rollout.ipynb #0f47c35e
 def rerun(
     store:Store,    # holds the trace
     episode_id:str  # of an episode with at least one step
