@@ -25,7 +25,6 @@ from PIL import Image
 from .agent import Agent, TurnMemory, turn, user_text
 from .client import AuthError, ContextLength, EndpointDown, ModelNotFoundError
 from .core import LabError, did_you_mean, digest, new_id, now, redact
-from .tools import read_reply
 from .traces import Store, StoreError
 from .view import effect, format, look
 from .world import ACTIONS, Difficulty, Herd, World
@@ -187,7 +186,7 @@ def replay(
         ep.count(o['verdict'], o['input_tokens'], o['output_tokens'], o['cost_usd'])
         if o['verdict'] is None: continue
         if o['turn'] != ep.turns+1 or ep.ended_by: return None
-        reply = read_reply((orjson.loads(o['raw'] or '{}').get('choices') or [{}])[0], agent.max_actions)
+        reply = agent.read(orjson.loads(o['raw'] or '{}'))
         past = TurnMemory(user_text(ep.memory, format(ep.obs)), reply)
         if reply.verdict != o['verdict'] or ep.act(reply.actions) != (o['steps'] or []): return None
         ep.remember(past, _keep(agent))

@@ -267,6 +267,19 @@ def test_a_resumed_episode_sends_what_it_would_have_sent(tmp_path, agent):
     assert 0 < a.unusable[0] < 12
     assert a.final_hash.tolist() == b.final_hash.tolist() and a.verdicts.tolist() == b.verdicts.tolist() and b.calls.tolist() == [13] and once(store)
 
+def test_a_reply_cut_at_the_token_limit_is_read_again_as_it_was(store):
+    "Only the count of its tokens says that it was cut, so the record is read with it"
+    def before(n, p):
+        if n == 3: raise ServerError('down')
+        if n > 1: return None
+        cut = reply(['noop'])
+        cut['choices'][0]['message']['tool_calls'][0]['function']['arguments'] = '{"actions": ["no'
+        return cut | dict(usage=dict(prompt_tokens=300, completion_tokens=64))
+    agent = Agent('dice', max_tokens=64)
+    play(store, Dice(before), [0], agent)
+    e, = play(store, Dice(), [0], agent, resume=True).episodes.to_dict('records')
+    assert (e['status'], e['attempt'], e['verdicts']) == ('done', 1, {'truncated':1, 'ok':5})
+
 KILLED = '''
 from test_rollout import *
 async def slow(n, p): await asyncio.sleep(.02); print(n, flush=True)
