@@ -10,10 +10,11 @@ __all__ = ['KEYFRAME', 'RolloutError', 'rules_of', 'Episode', 'call_seed', 'repl
 import asyncio, sys, threading, time
 from base64 import b64decode, b64encode
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from math import fsum
-from numbers import Integral
+from numbers import Integral, Real
 
 import orjson
 import pandas as pd
@@ -23,7 +24,7 @@ from fastcore.meta import delegates
 from PIL import Image
 
 from .agent import Agent, TurnMemory, turn, user_text
-from .client import AuthError, ContextLength, EndpointDown, ModelNotFoundError
+from .client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError
 from .core import LabError, did_you_mean, digest, new_id, now, redact
 from .traces import Store, StoreError
 from .view import effect, format, look
@@ -195,7 +196,7 @@ def replay(
 # %% ../nbs/07_rollout.ipynb #9533aa8d
 def _fatal(e, answered):
     "Whether `e` would meet every other episode, too; `answered` says that a call went well before"
-    return isinstance(e, (StoreError, AuthError, ModelNotFoundError)) or isinstance(e, EndpointDown) and not answered
+    return isinstance(e, (StoreError, AuthError, ModelNotFoundError)) or isinstance(e, (EndpointDown, BadRequest)) and not answered
 
 async def _episode(ep, agent, client, writer, live, timeout):
     "Play `ep` to its end and write how it ended"
@@ -297,9 +298,9 @@ class Run:
         return f'Run `{self.run_id}`\n\n{table}' + (f'\n\nNot in the means: {_why(e[e.status != "done"])}.' if len(done) < len(e) else '') + again
 
 def _why(episodes):
-    "`2 × error (ServerError); 1 × cancelled`"
-    causes = episodes.groupby(['status', 'error_type'], dropna=False).size().items()
-    return '; '.join(f'{n} × {status}' + (f' ({error})' if isinstance(error, str) else '') for (status,error),n in causes)
+    "`2 × error (ServerError: overloaded); 1 × cancelled`, with the first message of each kind"
+    causes = episodes.groupby(['status', 'error_type'], dropna=False).error_message.agg(['size', 'first'])
+    return '; '.join(f'{n} × {status}' + (f' ({error}: {said})' if isinstance(error, str) else '') for (status,error),(n,said) in zip(causes.index, causes.to_numpy()))
 
 # %% ../nbs/07_rollout.ipynb #c4750590
 def plan_episodes(
@@ -308,6 +309,7 @@ def plan_episodes(
     group_size:int=1 # episodes on each seed
 )->list: # dicts of episode_id, seed, sample
     "The episodes of a run"
+    if not isinstance(seeds, Iterable): raise RolloutError(f'seeds is {seeds!r}', f'give the worlds one by one, such as seeds=range({seeds})')
     seeds = [_seed(s) for s in seeds]
     if not seeds: raise RolloutError('there are no seeds to play', 'pass seeds=range(10)')
     if twice := [s for s,n in Counter(seeds).items() if n > 1]:
@@ -348,6 +350,8 @@ async def rollout(
     if resume and not run_id: raise RolloutError('resume=True needs to know which run', 'pass run_id; store.sql("SELECT run_id FROM runs") lists them')
     max_turns = length if max_turns is None else max_turns
     _check_counts(length=length, max_turns=max_turns, group_size=group_size, concurrency=concurrency)
+    if episode_timeout is not None and not (isinstance(episode_timeout, Real) and episode_timeout > 0):
+        raise RolloutError(f'episode_timeout is {episode_timeout!r}, expected seconds above 0', 'pass episode_timeout=60, or leave it out')
     run_id = run_id or new_id('run')
     planned = plan_episodes(run_id, seeds, group_size)
     world = World(planned[0]['seed'], difficulty=difficulty, length=length)  # refuses what no episode could use

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
 
-import duckdb, orjson
+import duckdb, numpy as np, orjson
 from fastcore.basics import patch
 
 from .core import LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
@@ -390,7 +390,7 @@ def _ask(self:Store, q, params, get):
     "`get` applied to the result of `q`, after a refresh"
     self.refresh()
     try:
-        with self._db.cursor() as db: return get(db.execute(q, list(params)))
+        with self._db.cursor() as db: return get(db.execute(q, [o.item() if isinstance(o, np.generic) else o for o in params]))
     except duckdb.Error as e: raise StoreError(f'{e}', f'tables: {", ".join(SCHEMA)}; their columns: synth_lab.traces.SCHEMA') from None
 
 @patch
@@ -418,7 +418,7 @@ def run(self:Store,
     resume:bool=False    # go on with a run that is there; with none there, begin it
 )->RunWriter:
     "Open a run for writing; raises `StoreError` when it exists and `resume` is not set, or was another run"
-    if not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id:
+    if not isinstance(run_id, str) or not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id:
         raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -, and nothing that looks like a key')
     folder = self.path/'runs'/run_id
     spec = orjson.loads(_json(dict(config=config, planned=planned)))
@@ -449,8 +449,13 @@ def _check_same(old, new):
     "Raise a `StoreError` that names what differs between a run and what is asked of it now"
     a,b = old['config'] | dict(planned=old['planned']), new['config'] | dict(planned=new['planned'])
     diff = [k for k in a|b if a.get(k) != b.get(k)]
-    told = '; '.join(f'{k} was {str(a.get(k))[:60]}, is {str(b.get(k))[:60]}' for k in diff)
-    if diff: raise StoreError(f'run `{old["run_id"]}` was begun with another configuration: {told}', 'ask for the same again, or take another run_id')
+    told = '; '.join(f'{k} was {_short(a.get(k))}, is {_short(b.get(k))}' for k in diff)
+    if diff: raise StoreError(f'run `{old["run_id"]}` was begun with another configuration: {told}', 'ask for the same again, or take another run_id, or another lab')
+
+def _short(value):
+    "A value of a configuration in a few words"
+    if isinstance(value, list): return f'{len(value)} episodes, the first {value[0]["episode_id"]}, the last {value[-1]["episode_id"]}'
+    return str(value)[:60]
 
 # %% ../nbs/06_traces.ipynb #69019906
 @patch

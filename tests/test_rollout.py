@@ -7,6 +7,7 @@ import orjson, pytest
 
 from synth_lab.agent import Agent
 from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
+from synth_lab.core import LabError
 from synth_lab.metrics import summary
 from synth_lab.rollout import RolloutError, call_seed, film, fork, rerun, rollout, rollout_sync
 from synth_lab.traces import Store, StoreError
@@ -163,7 +164,7 @@ def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
     assert rest != run.episodes.n_achievements.mean()
     cells = [o.strip() for o in repr(run).splitlines()[4].split('|')]
-    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength).' in repr(run) and 'resume' not in repr(run)
+    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in repr(run) and 'resume' not in repr(run)
     again = play(store, Dice(), range(3), resume=True)
     assert repr(again) == repr(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
     assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} achievements an episode']*2
@@ -466,3 +467,21 @@ def test_it_runs_from_a_script_a_notebook_and_inside_a_coroutine(store, whole):
     async def notebook(): return sync('inside')
     assert same(asyncio.run(notebook()).episodes, whole)
     assert same(sync('script').episodes, whole)
+
+
+@pytest.mark.parametrize('how, said', [
+    (dict(seeds=5), r'such as seeds=range\(5\)'), (dict(episode_timeout='2'), 'seconds above 0'), (dict(episode_timeout=0), 'seconds above 0'),
+    (dict(run_id=7), 'cannot name a folder')])
+def test_what_cannot_be_meant_is_refused_before_anything_is_written(store, how, said):
+    with pytest.raises(LabError, match=said): rollout_sync(store, Dice(), Agent('dice'), **dict(seeds=range(2)) | how)
+    assert store.rows('SELECT run_id FROM runs') == []
+
+
+def test_a_checkpoint_of_another_spec_ends_the_run(tmp_path):
+    from synth_lab import Lab
+    from synth_lab.client import BadRequest
+    from synth_lab.policies import init_weights, save_checkpoint
+    lab = Lab(tmp_path/'lab', endpoint='local')
+    config = save_checkpoint(lab.models_path, 'ft:student:job_1', init_weights(8))/'config.json'
+    config.write_text(config.read_text().replace('"features": "', '"features": "other-'))
+    with pytest.raises(BadRequest, match='was trained on features other-.*train it again'): lab.rollout_sync('ft:student:job_1', range(2), length=5)
