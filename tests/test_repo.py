@@ -59,3 +59,9 @@ def test_pages_name_no_place():
         outputs = json.dumps([c.get('outputs', []) for c in json.loads(p.read_text())['cells']])
         found = re.search(r'/(?:home|root|work|tmp|Users)/\w+|0x[0-9a-f]{9,}', re.sub(r'"image/png": "[^"]+"', '', outputs))
         assert not found, f'{p.name}: {found[0]}'
+
+
+def test_pages_open_without_a_question():
+    "Each notebook names the kernel that runs it, and pairs with no other file"
+    odd = {p.name: json.loads(p.read_text())['metadata'] for p in (ROOT/'nbs').rglob('*.ipynb')}
+    assert {n for n, m in odd.items() if m != {'kernelspec': {'display_name': 'python3', 'language': 'python', 'name': 'python3'}}} == set()
