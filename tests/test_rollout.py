@@ -159,7 +159,7 @@ def test_context_length_truncates_and_still_counts(store):
 def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     "Neither in a run's nor in the live line's, as in no summary"
     shown = []
-    monkeypatch.setattr('synth_lab.rollout._screen', lambda: (lambda text: None, shown.append))
+    monkeypatch.setattr('synth_lab.rollout.screen', lambda: (lambda text: None, shown.append))
     run = play(store, failing(3, ContextLength('too long', status=400)), range(3), concurrency=1)
     rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
     assert rest != run.episodes.n_achievements.mean()
