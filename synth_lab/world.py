@@ -8,13 +8,13 @@ __all__ = ['ACTIONS', 'ACHIEVEMENTS', 'VITALS', 'ITEMS', 'KINDS', 'CODE', 'VOID'
            'SAPLING', 'RIPE', 'PLAYER', 'FULL', 'AREA', 'VIEW', 'DIFFICULTIES', 'ROW', 'TOP', 'WAYS', 'LEFT', 'RIGHT',
            'UP', 'DOWN', 'FACING', 'STEP', 'DISTANCE', 'ALONG', 'ACROSS', 'AWAKE', 'SIDE', 'CHUNKS', 'CHUNK_CELLS',
            'CHUNK_COLUMNS', 'CHUNK', 'COUNTED', 'COLLECT', 'DEEDS', 'WorldError', 'check', 'is_whole', 'noise3', 'Herd',
-           'Difficulty', 'mersenne', 'seeded', 'below', 'first_draw', 'relief', 'terrain', 'cell', 'column_row',
-           'Thing', 'Player', 'Game', 'land_of', 'put', 'remove', 'relocate', 'standing', 'lay', 'populate', 'new_game',
-           'daylight', 'picture', 'paste', 'pocket', 'pockets', 'moonlit', 'dreamt', 'tile', 'grainy', 'draw', 'walk',
-           'hurt', 'cow_turn', 'zombie_turn', 'skeleton_turn', 'shoot', 'arrow_turn', 'plant_turn', 'unlock', 'move',
-           'do', 'strike', 'lacks', 'gain', 'collect', 'pay', 'place', 'nearby', 'make', 'live', 'nap', 'player_turn',
-           'appear', 'vanish', 'balance', 'advance', 'state_bytes', 'pack', 'unpack', 'genesis', 'World', 'make_env',
-           'register_envs']
+           'Difficulty', 'difficulty_of', 'mersenne', 'seeded', 'below', 'first_draw', 'relief', 'terrain', 'cell',
+           'column_row', 'Thing', 'Player', 'Game', 'land_of', 'put', 'remove', 'relocate', 'standing', 'lay',
+           'populate', 'new_game', 'daylight', 'picture', 'paste', 'pocket', 'pockets', 'moonlit', 'dreamt', 'tile',
+           'grainy', 'draw', 'walk', 'hurt', 'cow_turn', 'zombie_turn', 'skeleton_turn', 'shoot', 'arrow_turn',
+           'plant_turn', 'unlock', 'move', 'do', 'strike', 'lacks', 'gain', 'collect', 'pay', 'place', 'nearby', 'make',
+           'live', 'nap', 'player_turn', 'appear', 'vanish', 'balance', 'advance', 'state_bytes', 'pack', 'unpack',
+           'genesis', 'World', 'make_env', 'register_envs']
 
 # %% ../nbs/01_world.ipynb #e99347bb
 import hashlib, json, struct, zlib
@@ -153,6 +153,13 @@ class Difficulty:
     def hash(self)->str: return digest(asdict(self))
 
 # %% ../nbs/01_world.ipynb #50ecf8b7
+def difficulty_of(
+    numbers:dict # as `asdict` or JSON gives them
+)->Difficulty:
+    "A difficulty from its numbers"
+    herds = {k:Herd(**o | dict(fewest=tuple(o['fewest']), most=tuple(o['most']))) for k,o in numbers.items() if isinstance(o, dict)}
+    return Difficulty(**numbers | herds)
+
 def _variant(zombie, skeleton, cow, **numbers):
     "Crafter's own difficulty with some numbers changed"
     normal = Difficulty()
@@ -913,9 +920,7 @@ def _settings(seed, difficulty, length, rng):
 def _set_up(settings):
     "The attributes of a world with these settings"
     seed,difficulty,length,rng,made_by = json.loads(settings)
-    if isinstance(difficulty, dict):
-        herds = {k:Herd(**{**o, 'fewest':tuple(o['fewest']), 'most':tuple(o['most'])}) for k,o in difficulty.items() if isinstance(o, dict)}
-        difficulty = Difficulty(**{**difficulty, **herds})
+    if isinstance(difficulty, dict): difficulty = difficulty_of(difficulty)
     rules = DIFFICULTIES.get(difficulty) if isinstance(difficulty, str) else difficulty
     if rules is None or rules.hash != made_by: raise WorldError(f'this snapshot was made under other rules of {difficulty!r}', _REPLAY)
     return dict(seed=seed, difficulty=difficulty, rules=rules, length=length, rng=rng)
