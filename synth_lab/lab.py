@@ -19,7 +19,7 @@ from .core import LabError, did_you_mean, settings
 from .filters import Filter, Selection
 from .metrics import Paired, paired, summary
 from .policies import list_models
-from .rollout import Film, Rerun, Run, film, fork, rerun, rollout, rollout_sync
+from .rollout import Film, Rerun, Run, film, fork, rerun, rollout, rollout_sync, screen
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft
@@ -157,8 +157,13 @@ def rl(self:Lab,
     start:str, # model id to go on from
     **how      # keywords of `synth_lab.train.rl`
 )->Trained:
-    "Reinforcement learning from `start`; the new model is in this lab from then on"
-    return rl(start, self.models_path, **how)
+    "Reinforcement learning from `start`, with a live line; the new model is in this lab from then on"
+    told,(show,close) = ['RL'],screen()
+    def tell(row):
+        told[0] = f'RL from {start}: iteration {row["iteration"]}, {row["score"]:.2f} achievements an episode'
+        show(told[0])
+    try: return rl(start, self.models_path, on_update=tell, **how)
+    finally: close(told[0])
 
 # %% ../nbs/15_lab.ipynb #7aef0307
 @patch
