@@ -134,8 +134,8 @@ class EndpointSection(Section):
 
     @model_validator(mode='after')
     def _somewhere(self):
-        if not self.app and not (self.base_url or '').startswith(('http://', 'https://')): raise ValueError('an endpoint needs a base_url that starts with http:// or https://, or an app')
-        return self
+        if self.app or (self.base_url or '').startswith(('http://', 'https://')): return self
+        raise ValueError('an endpoint needs a base_url that starts with http:// or https://, or an app')
 
 class Price(NamedTuple):
     "US dollars for a million tokens"
@@ -150,7 +150,8 @@ def _section(cls, name, values, file):
     except ValidationError as e:
         first = e.errors()[0]
         key = '.'.join(map(str, first['loc']))
-        if not key: raise SettingsError(f'{file}: [{name}]: {first["msg"].removeprefix("Value error, ")}', 'such as base_url = http://127.0.0.1:8000/v1') from None
+        if not key:
+            raise SettingsError(f'{file}: [{name}]: {first["msg"].removeprefix("Value error, ")}', 'such as base_url = http://127.0.0.1:8000/v1') from None
         fix = did_you_mean(key, cls.model_fields) if first['type'] == 'extra_forbidden' else f'give `{key}` another value'
         raise SettingsError(f'{file}: [{name}] {key} = {first["input"]!r}: {first["msg"]}', fix) from None
 
@@ -198,7 +199,8 @@ def _read(files:tuple, stamps:tuple)->Settings:
     except (configparser.Error, UnicodeDecodeError) as e: raise SettingsError(f'{files[-1]}: {e}', 'mend that line; the file has to be UTF-8') from None
     sections,file = {k:dict(v) for k,v in ini.items() if k},files[-1]
     for k in sections:
-        if not re.fullmatch(r'lab|limits|(endpoint|prices)\..+', k): raise SettingsError(f'{file}: unknown section [{k}]', did_you_mean(k, ['lab', 'limits', 'endpoint.NAME', 'prices.NAME']))
+        if not re.fullmatch(r'lab|limits|(endpoint|prices)\..+', k):
+            raise SettingsError(f'{file}: unknown section [{k}]', did_you_mean(k, ['lab', 'limits', 'endpoint.NAME', 'prices.NAME']))
     named = lambda kind: {k.split('.', 1)[1]:(k,v) for k,v in sections.items() if k.startswith(f'{kind}.')}
     lab = _section(LabSection, 'lab', sections['lab'], file)
     return Settings(lab.path, lab.endpoint, _section(LimitsSection, 'limits', sections['limits'], file),
