@@ -532,8 +532,9 @@ def save_checkpoint(
     part,old = folder.with_name(f'.{folder.name}.part'),folder.with_name(f'.{folder.name}.old')
     for o in (part, old): shutil.rmtree(o, ignore_errors=True)
     part.mkdir(parents=True)
-    config = dict(model=model, kind='student', features=FEATURE_HASH, actions=ACTIONS, hidden=len(weights['b1']), created=now(), **config)
-    (part/'model.safetensors').write_bytes(save(weights))
+    raw = save(weights)
+    config = dict(model=model, kind='student', features=FEATURE_HASH, actions=ACTIONS, hidden=len(weights['b1']), weights_sha256=digest(raw, 64), created=now(), **config)
+    (part/'model.safetensors').write_bytes(raw)
     (part/'config.json').write_text(json.dumps(config, indent=2))
     if folder.exists(): folder.rename(old)
     part.rename(folder)
@@ -548,14 +549,15 @@ def _config(folder):
     except (OSError, ValueError, KeyError, TypeError) as e:
         raise CheckpointError(f'{folder}/config.json cannot be read: {e!r}', 'delete the folder, and train again') from None
 
-def _weights(folder, hidden):
-    try: weights = load((folder/'model.safetensors').read_bytes())
+def _weights(folder, config):
+    try: weights = load(raw := (folder/'model.safetensors').read_bytes())
     except (OSError, SafetensorError) as e:
         raise CheckpointError(f'{folder}/model.safetensors cannot be read: {e}', 'delete the folder, and train again') from None
-    want = {k:v.shape for k,v in init_weights(hidden).items()}
+    want = {k:v.shape for k,v in init_weights(config['hidden']).items()}
     have = {k:v.shape for k,v in weights.items()}
     if have != want: raise CheckpointError(f'{folder}: expected tensors {want}, found {have}', 'train again')
     if not all(np.isfinite(v).all() for v in weights.values()): raise CheckpointError(f'{folder}: its weights are not finite', 'train again with a lower learning rate')
+    if digest(raw, 64) != config.get('weights_sha256'): raise CheckpointError(f'{folder}/model.safetensors is not the file that was written', 'delete the folder, and train again')
     return weights
 
 @lru_cache(maxsize=16)
@@ -564,7 +566,7 @@ def _student(folder, stamp):
     config = _config(folder)
     if config.get('features') != FEATURE_HASH: raise CheckpointError(
         f'{folder} was trained on features {config.get("features")}, this version computes {FEATURE_HASH}', 'train it again, or install the version that wrote it')
-    return Student(_weights(folder, config['hidden']), config['model'], config)
+    return Student(_weights(folder, config), config['model'], config)
 
 # %% ../nbs/10_policies.ipynb #6fc99ac4
 def load_policy(

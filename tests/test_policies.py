@@ -237,9 +237,16 @@ def test_weights_for_other_features_are_refused(models):
     with pytest.raises(P.CheckpointError, match=f'0123456789ab.*{P.FEATURE_HASH}.*train it again'): P.load_policy('ft:student:job_a', models)
 
 
+def flip(file, at):
+    raw = bytearray(file.read_bytes())
+    raw[at] ^= 1
+    file.write_bytes(raw)
+
+
 @pytest.mark.parametrize('damage,said', [
     (lambda f: (f/'model.safetensors').write_bytes(b'junk'), 'model.safetensors cannot be read'),
     (lambda f: (f/'model.safetensors').unlink(), 'model.safetensors cannot be read'),
+    (lambda f: flip(f/'model.safetensors', -5), 'is not the file that was written'),
     (lambda f: (f/'config.json').write_text('{'), 'config.json cannot be read'),
     (lambda f: edit(f, hidden=32), 'expected tensors'),
     (lambda f: (f/'model.safetensors').write_bytes(P.save({k: v*np.nan for k, v in P.init_weights(16).items()})), 'not finite')])
