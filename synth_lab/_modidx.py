@@ -303,6 +303,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                    'synth_lab.rollout.Film.__repr__': ('rollout.html#film.__repr__', 'synth_lab/rollout.py'),
                                    'synth_lab.rollout.Film._repr_html_': ('rollout.html#film._repr_html_', 'synth_lab/rollout.py'),
                                    'synth_lab.rollout.Film.gif': ('rollout.html#film.gif', 'synth_lab/rollout.py'),
+                                   'synth_lab.rollout.Film.save': ('rollout.html#film.save', 'synth_lab/rollout.py'),
                                    'synth_lab.rollout.Live': ('rollout.html#live', 'synth_lab/rollout.py'),
                                    'synth_lab.rollout.Live.__init__': ('rollout.html#live.__init__', 'synth_lab/rollout.py'),
                                    'synth_lab.rollout.Live.__str__': ('rollout.html#live.__str__', 'synth_lab/rollout.py'),

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
 from math import fsum
 from numbers import Integral, Real
+from pathlib import Path
 
 import orjson
 import pandas as pd
@@ -481,6 +482,17 @@ class Film(list):
         out = BytesIO()
         first.save(out, 'GIF', save_all=True, append_images=rest, duration=round(1000/fps), loop=0, optimize=True)
         return out.getvalue()
+
+    def save(self,
+        path # a `.gif` file, or a folder for one PNG a frame
+    )->Path:
+        "Write the film to disk"
+        path = Path(path)
+        if path.suffix == '.gif': path.write_bytes(self.gif())
+        else:
+            path.mkdir(parents=True, exist_ok=True)
+            for n,o in enumerate(self): Image.fromarray(o).save(path/f'{n:04d}.png')
+        return path
 
     def _repr_html_(self): return f'<img src="data:image/gif;base64,{b64encode(self.gif()).decode()}" alt="film of {len(self)} frames">'
     def __repr__(self): return f'Film of {len(self)} frames'
