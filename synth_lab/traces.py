@@ -441,6 +441,7 @@ def _claim(self:Store, folder, spec, resume):
     elif not resume: raise StoreError(f'run `{folder.name}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
     else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
 
+# %% ../nbs/06_traces.ipynb #36da2414
 def provenance()->dict:
     "The versions that a result depends on"
     return dict(python=platform.python_version(), platform=platform.system(), **{p:version(p) for p in ('synth-lab', 'crafter', 'numpy')})
