@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from io import BytesIO
+from itertools import accumulate
 from math import fsum
 from numbers import Integral, Real
 from pathlib import Path
@@ -416,18 +417,15 @@ class Rerun:
         told = 'exactly as recorded' if self.exact else f'differs at {self.divergence}'
         return f'`{self.episode["episode_id"]}`: {self.steps} of {self.episode["steps"]} steps, {told}'
 
-def _recorded(store, episode_id):
-    "An episode's row; raises `RolloutError`"
-    found = store.rows('SELECT * FROM episodes WHERE episode_id = ?', episode_id)
-    if found: return found[0]
-    ids = [o['episode_id'] for o in store.rows('SELECT episode_id FROM episodes')]
+def _plan(store, episode_id):
+    "What was planned of an episode, with its run's config; raises `RolloutError`"
+    plan = store.rows('SELECT p.*, config FROM planned p JOIN run_files USING (run_id) WHERE episode_id = ?', episode_id)
+    if plan: return plan[0]
+    ids = [o['episode_id'] for o in store.rows('SELECT episode_id FROM planned')]
     near = did_you_mean(episode_id, ids) if len(ids) < 20 else 'lab.sql("SELECT episode_id FROM episodes") lists them'
     raise RolloutError(f'no episode `{episode_id}` in {store.path.name}', near)
 
-def _afresh(store, episode):
-    "The game of an episode, from its beginning"
-    run, = store.rows('SELECT config FROM run_files WHERE run_id = ?', episode['run_id'])
-    return Episode(episode, orjson.loads(run['config']) | dict(max_turns=episode['steps']+1))
+def _afresh(plan): return Episode(plan, orjson.loads(plan['config']))
 
 # %% ../nbs/07_rollout.ipynb #0f47c35e
 def rerun(
@@ -435,10 +433,10 @@ def rerun(
     episode_id:str  # of an episode with at least one step
 )->Rerun: # raises `RolloutError` when there is no such episode
     "Play an episode again from its seed and its actions, and compare"
-    episode = _recorded(store, episode_id)
+    game,divergence = _afresh(_plan(store, episode_id)),None
+    episode, = store.rows('SELECT * FROM episodes WHERE episode_id = ?', episode_id)
     steps = store.rows("""SELECT step, "action", effect, reward, unlocked, health, terminated, truncated
         FROM steps WHERE episode_id = ? ORDER BY step""", episode_id)
-    game,divergence = _afresh(store, episode),None
     for n,then in enumerate(steps):
         if game.world.done: divergence = f'step {n+1}: the trace goes on, the game is over'
         elif then['action'] not in ACTIONS: divergence = f'step {n+1}: `action` was {then["action"]!r}, which Crafter does not have'
@@ -457,19 +455,20 @@ def fork(
     step:int        # steps that have been played; 0 is the beginning
 )->World: # raises `RolloutError` when the episode has no such step
     "A live world as it was after a step of an episode"
-    episode = _recorded(store, episode_id)
-    if not isinstance(step, Integral) or not 0 <= step <= episode['steps']:
-        raise RolloutError(f'`{episode_id}` has steps 0 to {episode["steps"]}, not {step!r}', 'choose one of these')
-    kept = store.rows("""SELECT keyframe FROM events WHERE kind = 'call' AND episode_id = ? AND attempt = ? AND keyframe IS NOT NULL AND steps[-1].step <= ?
-        ORDER BY turn DESC LIMIT 1""", episode_id, episode['attempt'], step)
-    world = World.restore(b64decode(kept[0]['keyframe'])) if kept else _afresh(store, episode).world
-    for o in _actions(store, episode_id, world.step_count, step): world.step(ACTIONS.index(o))
+    plan,calls = _plan(store, episode_id),_calls(store, episode_id)
+    actions,kept = [o for c in calls for o in c['actions']],(0, None)
+    if not isinstance(step, Integral) or not 0 <= step <= len(actions):
+        raise RolloutError(f'`{episode_id}` has steps 0 to {len(actions)}, not {step!r}', 'choose one of these')
+    for played,c in zip(accumulate(len(c['actions']) for c in calls), calls):
+        if c['keyframe'] and played <= step: kept = played,c['keyframe']
+    world = World.restore(b64decode(kept[1])) if kept[1] else _afresh(plan).world
+    for o in actions[kept[0]:step]: world.step(ACTIONS.index(o))
     return world
 
-def _actions(store, episode_id, after, upto):
-    "The actions of an episode after one step, up to another"
-    rows = store.rows('SELECT "action" FROM steps WHERE episode_id = ? AND step > ? AND step <= ? ORDER BY step', episode_id, after, upto)
-    return [o['action'] for o in rows]
+def _calls(store, episode_id):
+    "The calls of an episode's newest attempt: their actions, as played, and the states kept"
+    return store.rows("""SELECT coalesce(list_transform(steps, lambda s: s."action"), []) AS actions, keyframe FROM events WHERE kind = 'call' AND episode_id = ?
+        AND attempt = (SELECT max(attempt) FROM events WHERE episode_id = ?) ORDER BY turn, started_at""", episode_id, episode_id)
 
 # %% ../nbs/07_rollout.ipynb #9a82e2d1
 class Film(list):
@@ -504,8 +503,8 @@ def film(
     every:int=1     # show every so many steps
 )->Film:
     "An episode in pictures, from its first moment to its last"
-    world = fork(store, episode_id, 0)
-    frames,actions = Film([world.frame(size)]),_actions(store, episode_id, 0, _recorded(store, episode_id)['steps'])
+    world,actions = fork(store, episode_id, 0),[o for c in _calls(store, episode_id) for o in c['actions']]
+    frames = Film([world.frame(size)])
     for n,o in enumerate(actions, 1):
         world.step(ACTIONS.index(o))
         if n%every == 0 or n == len(actions): frames.append(world.frame(size))
