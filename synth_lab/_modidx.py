@@ -65,6 +65,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'synth_lab.client.ModelNotFoundError': ('client.html#modelnotfounderror', 'synth_lab/client.py'),
                                   'synth_lab.client.RateLimited': ('client.html#ratelimited', 'synth_lab/client.py'),
                                   'synth_lab.client.ServerError': ('client.html#servererror', 'synth_lab/client.py'),
+                                  'synth_lab.client.ToolUseFailed': ('client.html#toolusefailed', 'synth_lab/client.py'),
                                   'synth_lab.client._at': ('client.html#_at', 'synth_lab/client.py'),
                                   'synth_lab.client._close': ('client.html#_close', 'synth_lab/client.py'),
                                   'synth_lab.client._completion': ('client.html#_completion', 'synth_lab/client.py'),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ERRORS', 'FIXES', 'OPTIONAL', 'ClientError', 'AuthError', 'ModelNotFoundError', 'BadRequest', 'ContextLength',
-           'EndpointDown', 'ServerError', 'RateLimited', 'Endpoint', 'endpoint', 'retry_after', 'read_response',
-           'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'read_usage']
+           'ToolUseFailed', 'EndpointDown', 'ServerError', 'RateLimited', 'Endpoint', 'endpoint', 'retry_after',
+           'read_response', 'AsyncInferenceClient', 'pause', 'Completion', 'ModelList', 'InferenceClient', 'read_usage']
 
 # %% ../nbs/04_client.ipynb #5eb3690d
 import asyncio, concurrent.futures, json, os, pkgutil, re, time, weakref
@@ -34,6 +34,7 @@ class AuthError(ClientError): "The key is missing or was refused"
 class ModelNotFoundError(ClientError): "The endpoint does not serve this model"
 class BadRequest(ClientError): "The server does not accept the request"
 class ContextLength(BadRequest): "The messages are longer than the model can read"
+class ToolUseFailed(ClientError): "The server could not read the tool call that its own model wrote"
 class EndpointDown(ClientError): "Nothing answers at the endpoint's URL"; retry = True
 class ServerError(ClientError): "The server failed, or its answer makes no sense"; retry = True
 class RateLimited(ClientError): "Too many calls for the endpoint's limits"; retry = True
@@ -83,7 +84,8 @@ def endpoint(
 # %% ../nbs/04_client.ipynb #ab416ce8
 ERRORS = {401:AuthError, 403:AuthError, 404:ModelNotFoundError, 408:ServerError, 409:ServerError, 425:ServerError, 429:RateLimited}
 FIXES = {AuthError: 'set {key} to a key that {name} accepts, or pass api_key=',
-    ContextLength: 'show less history, or a shorter system prompt', RateLimited: 'lower the concurrency, or raise [limits] attempts in settings.ini',
+    ContextLength: 'show less history, or a shorter system prompt', ToolUseFailed: 'the request is well; ask again, or another model',
+    RateLimited: 'lower the concurrency, or raise [limits] attempts in settings.ini',
     ServerError: 'try again later', 303: 'an RL checkpoint has to be promoted before it can be asked'}
 
 def _json(content):
@@ -106,6 +108,7 @@ def _error_class(status, said, code):
     if code == 'model_not_found': return ModelNotFoundError
     too_long = status in (400, 413, 422) and re.search('context (length|window|size)|maximum context', said)
     if code == 'context_length_exceeded' or too_long: return ContextLength
+    if code == 'tool_use_failed': return ToolUseFailed
     return ERRORS.get(status) or (ServerError if status >= 500 else BadRequest)
 
 # %% ../nbs/04_client.ipynb #9c43b316

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import orjson, pytest
 
 from synth_lab import client as room
-from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, EndpointDown, InferenceClient, ModelNotFoundError,
+from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ToolUseFailed, ClientError, ContextLength, EndpointDown, InferenceClient, ModelNotFoundError,
     RateLimited, ServerError, endpoint)
 from synth_lab.serve import serving
 
@@ -182,6 +182,10 @@ def test_an_unknown_model_gets_the_list():
 def test_a_url_that_is_no_api():
     e = failed(BadRequest, app=Scripted(fail(404)))
     assert '/v1' in e.fix and len(e.attempts) == 1
+
+def test_a_call_that_the_server_itself_could_not_read_is_the_models_fault_not_the_requests():
+    error = failed(ToolUseFailed, app=Scripted(fail(400, 'Failed to call a function', 'tool_use_failed')))
+    assert len(error.attempts) == 1 and not isinstance(error, BadRequest) and 'another model' in str(error)
 
 def test_context_length(): assert len(failed(ContextLength, app=Scripted(fail(400, 'too long', 'context_length_exceeded'))).attempts) == 1
 

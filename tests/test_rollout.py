@@ -485,3 +485,10 @@ def test_a_checkpoint_of_another_spec_ends_the_run(tmp_path):
     config = save_checkpoint(lab.models_path, 'ft:student:job_1', init_weights(8))/'config.json'
     config.write_text(config.read_text().replace('"features": "', '"features": "other-'))
     with pytest.raises(BadRequest, match='was trained on features other-.*train it again'): lab.rollout_sync('ft:student:job_1', range(2), length=5)
+
+
+def test_one_tool_call_that_the_server_could_not_read_costs_its_episode_only(store):
+    "Even as the very first answer: the next episode may fare better"
+    from synth_lab.client import ToolUseFailed
+    run = play(store, failing(1, ToolUseFailed('Failed to call a function', status=400)), range(3), concurrency=1)
+    assert sorted(run.episodes.status) == ['done', 'done', 'error']
