@@ -32,7 +32,7 @@ from opensimplex import OpenSimplex
 from opensimplex.constants import GRADIENTS3
 from PIL import Image
 
-from .core import LabError, did_you_mean, digest
+from .core import LabError, digest
 
 # %% ../nbs/01_world.ipynb #c1cf45f1
 ACTIONS = tuple(constants.actions)

@@ -9,7 +9,7 @@ from crafter import constants
 
 from synth_lab import policies as P
 from synth_lab.view import Observation, effect, format, look, parse
-from synth_lab.world import ACTIONS, ITEMS, KINDS, World
+from synth_lab.world import ACTIONS, KINDS, World
 
 SHIFT = dict(left=(-1, 0), right=(1, 0), up=(0, -1), down=(0, 1))
 

@@ -1,7 +1,6 @@
 "Training: the gradients, the advantages, the data, and what a run leaves behind"
 import hashlib
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest

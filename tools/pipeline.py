@@ -53,14 +53,13 @@ def run(source, dest, out):
 
 
 def figures(notebook, folder):
-    "Write every figure in `notebook` to `folder` as NAME-K.png; the number written"
+    "Write every figure in `notebook` to `folder` as NAME-K.png"
     pngs = [o.data['image/png'] for c in read_nb(notebook).cells for o in c.get('outputs', []) if 'image/png' in o.get('data', {})]
     for k, png in enumerate(pngs, 1): (folder/f'{notebook.stem}-{k}.png').write_bytes(base64.b64decode(''.join(png)))
-    return len(pngs)
 
 
 def stage(source, out):
-    "Run one notebook to its end; its number of figures"
+    "Run one notebook to its end, and write its figures"
     dest = out/'notebooks'/source.name
     child = multiprocessing.get_context('spawn').Process(target=run, args=(source, dest, out))
     child.start()
@@ -71,7 +70,7 @@ def stage(source, out):
         child.join()
         console.show_cursor(True)
     if child.exitcode: sys.exit(f'{source.stem} failed. What is done is kept in {out.name}/; once it is mended, the same command goes on from there.')
-    return figures(dest, out/'figures')
+    figures(dest, out/'figures')
 
 
 def save(out, spent):
