@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-LIBRARY = sorted((ROOT/'nbs').glob('[0-9][0-9]_*.ipynb'))
+LIBRARY = sorted((ROOT/'nbs').glob('[0-9][0-9]*_*.ipynb'))
 
 
 def exported(notebook): return re.search(r'#\| *default_exp (\w+)', notebook.read_text())[1]
@@ -13,7 +13,7 @@ def exported(notebook): return re.search(r'#\| *default_exp (\w+)', notebook.rea
 
 def test_each_module_has_one_notebook():
     modules = [exported(p) for p in LIBRARY]
-    assert modules == [p.stem[3:] for p in LIBRARY]
+    assert modules == [p.stem.split('_', 1)[1] for p in LIBRARY]
     assert set(modules) == {p.stem for p in (ROOT/'synth_lab').glob('*.py')} - {'__init__', '_modidx'}
 
 
