@@ -8,7 +8,7 @@ __all__ = ['LabError', 'did_you_mean', 'new_id', 'digest', 'now', 'sync_folder',
            'settings']
 
 # %% ../nbs/00_core.ipynb #3c0ca10c
-import configparser, difflib, hashlib, importlib.resources, json, os, re, secrets, time
+import configparser, difflib, hashlib, importlib.resources, json, math, os, re, secrets, time
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
@@ -124,6 +124,7 @@ class LimitsSection(Section):
     timeout:float = Field(gt=0)   # seconds one attempt of a call may take
     attempts:int = Field(ge=1)    # tries a call may have
     max_wait:float = Field(ge=0)  # longest wait between two tries, seconds
+    concurrency:int = Field(ge=1) # most calls under way at once at one endpoint
 
 class EndpointSection(Section):
     "`[endpoint.NAME]`: either `base_url` or `app`"
@@ -131,6 +132,7 @@ class EndpointSection(Section):
     app:str|None = None       # import string of an ASGI app that runs in this process
     key:str|None = None       # name of the environment variable that holds the key
     start:str|None = None     # what to do when the endpoint does not answer
+    dialect:str|None = None   # how the server speaks, one of `synth_lab.dialects.DIALECTS`; by default the endpoint's own name, else openai
 
     @model_validator(mode='after')
     def _somewhere(self):
@@ -140,8 +142,9 @@ class EndpointSection(Section):
 class Price(NamedTuple):
     "US dollars for a million tokens"
     input:float
-    cached:float
-    output:float
+    cached:float           # input that the server had in its cache
+    output:float           # thinking included
+    cache_write:float=None # input that it put there; None: the same as `input`
 
 # %% ../nbs/00_core.ipynb #fc6ece28
 def _section(cls, name, values, file):
@@ -159,9 +162,9 @@ def _price(name, value, file):
     "A price line such as `0.15, 0.075, 0.60`"
     try: price = Price(*(float(o) for o in value.split(',')))
     except (ValueError, TypeError): price = None
-    if not price or min(price) < 0:
-        raise SettingsError(f'{file}: price of {name} is {value!r}', 'give three numbers: input, cached input, output, in dollars for a million tokens')
-    return price
+    if price and all(o is None or 0 <= o < math.inf for o in price): return price
+    raise SettingsError(f'{file}: price of {name} is {value!r}',
+        'give three numbers: input, cached input, output, in dollars for a million tokens; a fourth for cache writes where they cost more than input')
 
 # %% ../nbs/00_core.ipynb #13c2285e
 class Settings(NamedTuple):
