@@ -4,14 +4,17 @@
 
 # %% auto #0
 __all__ = ['WIDTH', 'HEIGHT', 'CENTRE', 'NEIGHBOUR', 'GLYPHS', 'WALKABLE', 'ALIASES', 'Observation', 'look', 'nearest', 'format',
-           'ObservationError', 'parse', 'missing', 'effect', 'canonical']
+           'png', 'data_url', 'ObservationError', 'parse', 'missing', 'effect', 'canonical']
 
 # %% ../nbs/02_view.ipynb #a8a9ebe5
 import re
+from base64 import b64encode
 from dataclasses import dataclass
+from io import BytesIO
 from operator import itemgetter
 
 from crafter import constants
+from PIL import Image
 
 from .core import LabError
 from .world import ACHIEVEMENTS, ACTIONS, CODE, ITEMS, KINDS, VIEW, VITALS, World
@@ -114,6 +117,21 @@ legend: {", ".join([_LEGEND[k] for k in sorted(set(o.grid))])}
 nearest: {_listed(nearest(o.grid))}
 unlocked {len(o.achievements)} of {len(ACHIEVEMENTS)}: {", ".join(o.achievements) or "none"}
 last actions: {_listed(o.last, "; ", " -> ")}'''
+
+# %% ../nbs/02_view.ipynb #cfc177f9
+def png(
+    frame # (height, width, 3) uint8, as from `World.frame`
+)->bytes:
+    "A frame as a PNG of 256 colours"
+    out = BytesIO()
+    Image.fromarray(frame).quantize(256, Image.Quantize.FASTOCTREE).save(out, 'PNG', compress_level=4)
+    return out.getvalue()
+
+def data_url(
+    image:bytes # a PNG
+)->str:
+    "A picture as the URL that chat messages carry it in"
+    return f'data:image/png;base64,{b64encode(image).decode()}'
 
 # %% ../nbs/02_view.ipynb #0a049c0d
 class ObservationError(LabError): "The text holds no observation that can be read"
