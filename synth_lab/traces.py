@@ -7,7 +7,7 @@ __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 
            'provenance']
 
 # %% ../nbs/06_traces.ipynb #782c1b5c
-import fcntl, hashlib, json, os, platform, re, threading, time, warnings
+import base64, fcntl, hashlib, json, os, platform, re, threading, time, warnings
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -30,7 +30,8 @@ EVENTS = dict(
         turn='INTEGER', call_id='VARCHAR', model='VARCHAR', response_model='VARCHAR', started_at='TIMESTAMPTZ', latency_ms='DOUBLE',
         tries='JSON', http_status='INTEGER', verdict='VARCHAR', finish_reason='VARCHAR', problem='VARCHAR', thought='VARCHAR',
         tool_name='VARCHAR', arguments='VARCHAR', actions='VARCHAR[]', logprobs='DOUBLE[]', turn_reward='INTEGER',
-        input_tokens='BIGINT', output_tokens='BIGINT', cost_usd='DOUBLE', seed='BIGINT', temperature='DOUBLE',
+        input_tokens='BIGINT', output_tokens='BIGINT', cached_tokens='BIGINT', cache_write_tokens='BIGINT', reasoning_tokens='BIGINT',
+        cost_usd='DOUBLE', cached='BOOLEAN', seed='BIGINT', temperature='DOUBLE',
         prompt_ids='VARCHAR[]', output_id='VARCHAR', tools_id='VARCHAR', error_type='VARCHAR', error_message='VARCHAR',
         raw='JSON', steps=f'{_STEP}[]', keyframe='VARCHAR'),
     reward=_WHO | dict(scope='VARCHAR', step='INTEGER', turn='INTEGER', name='VARCHAR', value='DOUBLE', source='VARCHAR'),
@@ -90,22 +91,20 @@ class RunWriter:
     "Appends the events of one run; safe to share between tasks and threads"
     def __init__(self,
         folder:Path,         # the run's folder, with its `live` folder
-        worker:str='main'    # names the writer in its segments' file names
+        worker:str='main',   # names the writer in its segments' file names
+        hold:bool=True       # False: another process of ours holds the run
     ):
         self.run_id,self.folder,self.worker = folder.name,folder,worker
-        self._lock,self._segments,self._seen,self._keys,self._held = threading.Lock(),[],{},(),_hold(folder)
+        self._lock,self._syncing,self._segments,self._written,self._durable = threading.Lock(),threading.Lock(),[],0,0
+        self._known,self._seen,self._keys,self._held = {},{},(),_hold(folder) if hold else None
 
     def __enter__(self): return self
     def __exit__(self, *exc): self.close()
 
-    def sync(self):
-        "Return when everything written so far survives the machine; call it off the event loop"
-        for s in list(self._segments): s.sync()
-
     def close(self):
         "Sync, close the segments, let go of the run"
         self.sync()
-        for fd in [s.fd for s in self._segments] + [self._held]: os.close(fd)
+        for fd in [s.fd for s in self._segments] + [self._held]: fd is None or os.close(fd)
         self._segments,self._held = [],None
 
 def _hold(folder):
@@ -126,11 +125,14 @@ def _append(self:RunWriter, make):
     with self._lock:
         try:
             if not self._segments or not self._segments[-1].whole or self._segments[-1].size >= SEGMENT_BYTES:
+                self._known.clear()
                 self._seen.clear()
                 self._keys = key_values()
                 self._segments.append(Segment(self.folder/'live', self.worker))
                 sync_folder(self.folder/'live')
-            self._segments[-1].append(make())
+            data = make()
+            self._segments[-1].append(data)
+            self._written += len(data)
         except OSError as e:
             fix = 'what was written before is kept; make room or mend the folder, then resume the run'
             raise StoreError(f'cannot write to {self.folder/"live"}: {e.strerror}', fix) from None
@@ -155,6 +157,17 @@ def _check_fields(kind, fields):
 
 # %% ../nbs/06_traces.ipynb #9d2d5ba0
 @patch
+def sync(self:RunWriter):
+    "Return when everything written so far survives the machine; call it off the event loop"
+    mine = self._written
+    with self._syncing:
+        if self._durable >= mine: return
+        reached = self._written
+        for s in list(self._segments): s.sync()
+        self._durable = reached
+
+# %% ../nbs/06_traces.ipynb #743719bc
+@patch
 def call(self:RunWriter,
     prompt:list=(),     # the messages sent, in order
     tools:list=None,    # the tool schemas sent
@@ -164,24 +177,26 @@ def call(self:RunWriter,
     "Append one call, and those of its messages that this segment does not have yet"
     _check_fields('call', fields)
     def make():
-        lines = []
-        ids = dict(prompt_ids=[self._message(m, lines) for m in prompt])
-        ids |= dict(output_id=output and self._message(output, lines), tools_id=tools and self._message(tools, lines))
-        return b''.join([*lines, self._line({'kind':'call', **fields, **ids})])
+        known,lines = self._known,[]
+        ids = b','.join([known[id(m)][1] if id(m) in known else self._message(m, lines) for m in prompt])
+        named = b''.join(b',"%s":%s' % (k, self._message(m, lines)) for k,m in ((b'output_id', output), (b'tools_id', tools)) if m)
+        return b'%s%s,"prompt_ids":[%s]%s}\n' % (b''.join(lines), _json({'kind':'call', **fields}, self._keys)[:-1], ids, named)
     self._append(make)
 
 @patch
 def _message(self:RunWriter, message, lines):
-    "The id of `message` (or of a list of tool schemas); its line is added to `lines` when it is new"
+    "The id of `message` (or of a list of tool schemas) as JSON; its line is added to `lines` when it is new"
+    if id(message) in self._known: return self._known[id(message)][1]
     sent = _hash(_dump(message))
     if sent not in self._seen:
         body = _json(message, self._keys)
-        self._seen[sent] = id = _hash(body)
+        self._seen[sent] = id_ = _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
-        lines.append(_dump(dict(kind='message', msg_id=id, role=role, body=body.decode())) + b'\n')
-    return self._seen[sent]
+        lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
+    self._known[id(message)] = message,_dump(self._seen[sent])
+    return self._known[id(message)][1]
 
-def _hash(data): return hashlib.blake2b(data, digest_size=16).hexdigest()
+def _hash(data): return base64.b64encode(hashlib.blake2b(data, digest_size=12).digest()).decode()
 
 # %% ../nbs/06_traces.ipynb #22cfacf6
 class Tables(dict):
@@ -221,7 +236,10 @@ SCHEMA |= dict(
         http_status='of the last try', verdict='`ok, no_call, malformed, truncated, unknown_tool, invalid_action, refused`; NULL when no reply came',
         finish_reason="the server's", problem='what the model was told about an unusable reply', thought="the model's reasoning", tool_name='tool called',
         arguments='its arguments, verbatim', actions='actions to take; empty unless the verdict is `ok`',
-        logprobs='log probability of each action, where the server gives it', turn_reward='achievements newly unlocked by the turn') | _USE | dict(
+        logprobs='log probability of each action, where the server gives it', turn_reward='achievements newly unlocked by the turn',
+        input_tokens=_USE['input_tokens'], output_tokens=_USE['output_tokens'], cached_tokens='of the prompt, those that the server read from its cache',
+        cache_write_tokens='of the prompt, those that it wrote to its cache', reasoning_tokens='of the reply, those spent on reasoning',
+        cost_usd=_USE['cost_usd'], cached='the reply came from the response cache: nothing was sent, nothing paid',
         seed='sampling seed sent', temperature='sampling temperature', prompt_ids='messages sent, in order: `messages.msg_id`',
         output_id="the assistant's message", tools_id='the tool schemas') | _ERR | dict(raw="the server's reply, verbatim JSON",
         keyframe='`World.snapshot` after the turn, in base64; once every 500 steps'),
@@ -238,7 +256,8 @@ _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms,
         coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status, verdict, finish_reason, problem, thought, tool_name, arguments, actions,
-        logprobs, turn_reward, input_tokens, output_tokens, cost_usd, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message,
+        logprobs, turn_reward, input_tokens, output_tokens, cached_tokens, cache_write_tokens, reasoning_tokens, cost_usd,
+        coalesce(cached, false) AS cached, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message,
         raw, keyframe
         FROM events WHERE kind = 'call'""",
     steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
@@ -430,6 +449,16 @@ def run(self:Store,
             unless_opened.pop_all()
         return writer
     except OSError as e: raise StoreError(f'cannot write in {self.path}: {e.strerror}', 'give a folder that you may write to') from None
+
+@patch
+def join(self:Store,
+    run_id:str, # a run that this process' parent has open
+    worker:str  # names this process in the run
+)->RunWriter:
+    "A second writer of a run that is held already: one segment a process"
+    folder = self.path/'runs'/run_id
+    if not (folder/'run.json').exists(): raise StoreError(f'there is no run `{run_id}` in {self.path}', 'open it with `Store.run` before others join it')
+    return RunWriter(folder, worker, hold=False)
 
 @patch
 def _claim(self:Store, folder, spec, resume):

@@ -1,5 +1,5 @@
 "What the notebook on traces should not carry: broken files, full disks, killed writers, readers and writers at once"
-import asyncio, os, signal, subprocess, sys, time
+import asyncio, os, signal, subprocess, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson, pytest
@@ -252,6 +252,50 @@ def test_threads_share_a_reader(store):
         with ThreadPoolExecutor(8) as pool: found = list(pool.map(lambda i: store.rows('SELECT seed FROM episodes WHERE seed = ?', i)[0]['seed'], range(100)))
     assert found == list(range(100))
 
+def test_episodes_that_end_together_share_a_sync(store, monkeypatch):
+    "64 ends at once, each waiting for its own sync: the first to come syncs, the others find their work done"
+    synced,fsync,go = [],os.fsync,threading.Event()
+    with store.run('r', CONFIG, plan(64)) as w:
+        for i in range(64): end(w, begin(w, i))
+        monkeypatch.setattr(os, 'fsync', lambda fd: (synced.append(go.wait(5)), fsync(fd)))
+        with ThreadPoolExecutor(64) as pool:
+            ends = [pool.submit(w.sync) for _ in range(64)]
+            go.set()
+            for o in ends: o.result()
+        assert synced == [True]
+        begin(w, 1, 2)
+        w.sync()
+        assert synced == [True, True]
+
+def test_a_sync_covers_what_was_written_before_it_and_all_segments(store, monkeypatch):
+    monkeypatch.setattr(traces, 'SEGMENT_BYTES', 1)
+    synced,fsync = [],os.fsync
+    with store.run('r', CONFIG, plan(3)) as w:
+        for i in range(3): begin(w, i)
+        monkeypatch.setattr(os, 'fsync', lambda fd: (synced.append(os.fstat(fd).st_ino), fsync(fd)))
+        w.sync()
+        assert set(synced) >= {p.stat().st_ino for p in live(store)}
+
+def test_a_message_is_known_as_an_object_and_by_its_content(store):
+    a,b = dict(role='user', content='hi'),dict(role='user', content='hi')
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        for turn,m in enumerate((a, a, b, dict(role='user', content='ho')), 1): w.call([m], **who, turn=turn)
+        del m
+        for turn in range(5, 50): w.call([dict(role='user', content=str(turn))], **who, turn=turn)  # objects that come and go at one address
+    rows = store.rows('SELECT turn, prompt_ids FROM calls ORDER BY turn')
+    bodies = {o['msg_id']:orjson.loads(o['body'])['content'] for o in store.rows('SELECT * FROM messages')}
+    assert [bodies[o['prompt_ids'][0]] for o in rows] == ['hi']*3 + ['ho'] + [str(n) for n in range(5, 50)]
+    assert store.rows("SELECT count(*) AS n FROM events WHERE kind = 'message'") == [dict(n=47)]
+
+def test_tokens_and_cache_hits_of_older_segments_are_null_and_false(store):
+    use = dict(cached_tokens=90, cache_write_tokens=10, reasoning_tokens=5, cached=True)
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        w.call(**who, turn=1)
+        w.call(**who, turn=2, **use)
+    assert store.rows('SELECT cached_tokens, cache_write_tokens, reasoning_tokens, cached FROM calls ORDER BY turn') == [dict.fromkeys(use) | dict(cached=False), use]
+
 def test_short_writes_are_completed(store, monkeypatch):
     write = os.write
     with store.run('r', CONFIG, plan(1)) as w:
@@ -332,6 +376,20 @@ def test_of_two_that_begin_the_same_run_one_gets_it(store):
     errors = [p.communicate('')[1] for p in two]
     assert errors == ['', ''] and sorted(sum(held, []), key=int) == [str(i) for i in range(30)]
     assert len(store.rows('SELECT * FROM runs')) == 30
+
+JOINED = '''
+with Store(sys.argv[1]).join('r', sys.argv[2]) as w:
+    for i in range(int(sys.argv[3]), 40, 2): end(w, begin(w, i))
+'''
+
+def test_worker_processes_write_into_a_run_that_their_parent_holds(store):
+    with pytest.raises(StoreError, match='no run `r`'): store.join('r', 'w0')
+    with store.run('r', CONFIG, plan(40)) as w:
+        two = [script(JOINED, store.path, f'w{i}', i) for i in (0, 1)]
+        assert [p.communicate(timeout=60) for p in two] == [('', '')]*2
+        end(w, dict(episode_id='r:0:0', attempt=2))
+    assert store.rows("SELECT count(*) AS n FROM episodes WHERE status = 'done'") == [dict(n=40)]
+    assert sorted(p.name.split('-')[0] for p in live(store)) == ['main', 'w0', 'w1']
 
 WRITER = '''
 import time
