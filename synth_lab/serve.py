@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['REFUSALS', 'app', 'RequestError', 'ChatRequest', 'read_request', 'seen', 'allowed', 'completion', 'create_app',
-           'serving']
+           'serving', 'serve', 'serving_process']
 
 # %% ../nbs/13_serve.ipynb #a4904222
-import socket, threading, time
+import json, os, pkgutil, socket, subprocess, sys, threading, time
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
@@ -133,6 +133,17 @@ def create_app(
 app = create_app()
 
 # %% ../nbs/13_serve.ipynb #17d28523
+def _listen(host, port):
+    "A socket that listens; 0 takes a port that is free"
+    try: return socket.create_server((host, port), backlog=2048)
+    except OSError as e: raise LabError(f'cannot listen on {host}:{port}: {e.strerror}', 'choose another port; 0 takes any that is free') from None
+
+def _url(sock): return 'http://{}:{}/v1'.format(*sock.getsockname()[:2])
+
+def _server(app):
+    "A server of `app`, not yet running"
+    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan='off', access_log=False, proxy_headers=False, server_header=False))
+
 @contextmanager
 def serving(
     app,                   # an ASGI app
@@ -140,13 +151,58 @@ def serving(
     port:int=0             # 0 takes one that is free
 ): # yields the base URL; raises `LabError` when the port is taken
     "`app` on a port, in a thread, while the block runs"
-    try: sock = socket.create_server((host, port))
-    except OSError as e: raise LabError(f'cannot listen on {host}:{port}: {e.strerror}', 'choose another port; 0 takes any that is free') from None
-    server = uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan='off'))
+    sock = _listen(host, port)
+    server = _server(app)
     thread = threading.Thread(target=server.run, kwargs=dict(sockets=[sock]), daemon=True)
     thread.start()
-    try: yield f'http://{host}:{sock.getsockname()[1]}/v1'
+    try: yield _url(sock)
     finally:
         server.should_exit = True
         thread.join()
         sock.close()
+
+# %% ../nbs/13_serve.ipynb #8849715c
+def _app(app, options):
+    "An ASGI app, found by its import string and made with `options` unless they are None"
+    found = pkgutil.resolve_name(app) if isinstance(app, str) else app
+    return found if options is None else found(**options)
+
+def serve(
+    app,                  # an ASGI app or its import string, such as `synth_lab.serve:app`
+    host:str='127.0.0.1', # address to listen on
+    port:int=8000,        # 0 takes one that is free
+    options:dict|None=None, # `app` is a function that returns the app, to be called with these; None for an app
+    ready=None            # called with the base URL once the port is open
+): # raises `LabError` when the port is taken
+    "Serve `app` until the process is interrupted"
+    server = _server(_app(app, options))
+    with _listen(host, port) as sock:
+        if ready: ready(_url(sock))
+        server.run(sockets=[sock])
+
+def _child():
+    "What the process of `serving_process` does"
+    def say(**kw): print(json.dumps(kw), flush=True)
+    def ready(url):
+        threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+        say(url=url)
+    try: serve(**json.loads(sys.stdin.readline()), ready=ready)
+    except LabError as e: say(message=e.message, fix=e.fix)
+
+@contextmanager
+def serving_process(
+    app:str,              # import string of an ASGI app, or of a function that returns one
+    options:dict|None=None, # what to call that function with, as far as JSON can say it; None for an app
+    host:str='127.0.0.1', # address to listen on
+    port:int=0            # 0 takes one that is free
+): # yields the base URL; raises `LabError` when the server does not start
+    "`app` on a port, in a process of its own, while the block runs"
+    asked = json.dumps(dict(app=app, options=options, host=host, port=port))
+    child = subprocess.Popen([sys.executable, '-c', 'from synth_lab.serve import _child; _child()'], text=True, start_new_session=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE) # a session of its own: Ctrl-C is for the client
+    with child:
+        child.stdin.write(asked + '\n')
+        child.stdin.flush()
+        said = json.loads(child.stdout.readline() or f'{{"message": "the process that should serve {app} ended", "fix": "see what it wrote"}}')
+        if 'url' not in said: raise LabError(said['message'], said['fix'])
+        yield said['url']
