@@ -48,7 +48,7 @@ A good order: sapling and place_plant on the first grass; 6 wood, 8 with the iro
 Every message shows what you see now and what your last actions did. Answer it with one short line of thought, then call interact_many. Name several actions when you are sure what they will do, such as a walk over free cells; name one or two when a creature is near or the outcome decides what comes next.'''
 
 # %% ../nbs/05_agent.ipynb #9c88cfb7
-PICTURE = '''Every message comes with a picture of the game. Its upper part is what you see, 9 cells wide and 7 high: up is up, and you are the figure in the middle, a mark at your side showing which cell you face. It darkens at night. The two rows below it are what you have: health, food, drink and energy first, then the items you hold, each with its number.'''
+PICTURE = '''Every message comes with a picture of the game. Its upper part is what you see, 9 cells wide and 7 high: up is up, and you are the figure in the middle, with a yellow mark on the side that you face. It darkens at night. The two rows below it are what you have: health, food, drink and energy first, then the items you hold, each with its number.'''
 
 # %% ../nbs/05_agent.ipynb #8d12c4cb
 @dataclass(frozen=True)
@@ -110,27 +110,23 @@ class Agent:
         "What the model is told, as a digest: equal prompts and tools have equal ids"
         return digest(dict(system=self.system_message['content'], tools=self.tools))
 
-    def kept(self, memory:list)->list:
-        "The turns of `memory` that history shows"
-        if self.history == 'none': return []
-        return memory if self.history == 'full' else memory[-self.history:]
-
 # %% ../nbs/05_agent.ipynb #dc8f2484
 _SENT = ('model', 'messages', 'tools', 'seed', 'temperature', 'max_tokens', 'top_p', 'thinking', 'tool_choice', 'parallel_tool_calls')
 
 def _contradictions(a):
     "What can be wrong with the settings of `a`: (whether it is, what, how to mend it)"
     turns = isinstance(a.history, int) and not isinstance(a.history, bool) and a.history > 0
-    choices,clash = ('auto', 'required', 'none', 'interact_many'), sorted({*_SENT, 'stream'} & {*(a.extra or ())})
+    choices,clash = ('auto', 'required', 'none', 'interact_many'), [o for o in (*_SENT, 'stream') if o in (a.extra or ())]
     return [
         (not (turns or a.history in ('none', 'full')), f'history is {a.history!r}', 'give "none", "full" or a number of turns'),
         (a.max_actions < 1, f'max_actions is {a.max_actions}', 'give at least 1'),
+        (a.max_tokens is not None and a.max_tokens < 1, f'max_tokens is {a.max_tokens}', 'give at least 1, or leave it to the server'),
         (a.image_only_mode and not a.use_vision, 'image_only_mode leaves the text away, but use_vision is off', 'set use_vision=True, too'),
         (a.image_size < 90, f'image_size is {a.image_size}', 'give at least 90 pixels: 10 a cell'),
         (a.keep_thoughts and a.history == 'none', 'keep_thoughts keeps thoughts in a history that is not shown', 'set history="full" or a number of turns'),
         (a.keep_thoughts and a.thinking is False, 'keep_thoughts keeps thoughts that thinking=False forbids', 'leave one of them out'),
         (a.tool_choice not in choices, f'tool_choice is {a.tool_choice!r}', f'give one of {", ".join(choices)}'),
-        (bool(clash), f'extra holds {", ".join(clash)}', 'the agent sends these itself: set its own fields; it does not stream')]
+        (clash, f'extra holds {", ".join(clash)}', 'the agent sends these itself: set its own fields; it does not stream')]
 
 # %% ../nbs/05_agent.ipynb #7d13ba43
 @patch(as_prop=True)
@@ -174,6 +170,12 @@ def asked(self:Agent)->dict:
     choice = {'auto':None, 'interact_many':dict(type='function', function=dict(name='interact_many'))}.get(self.tool_choice, self.tool_choice)
     made = dict(max_tokens=self.max_tokens, top_p=self.top_p, thinking=self.thinking, tool_choice=choice, parallel_tool_calls=self.parallel_tool_calls)
     return dict(tools=self.tools, temperature=self.temperature) | {k:v for k,v in made.items() if v is not None} | (self.extra or {})
+
+@patch
+def kept(self:Agent, memory:list)->list:
+    "The turns of `memory` that history shows"
+    if self.history == 'none': return []
+    return memory if self.history == 'full' else memory[-self.history:]
 
 @patch
 def payload(self:Agent,
