@@ -1,12 +1,12 @@
 "The models in the box as an endpoint: in process and over a socket"
-import asyncio, json, math, socket, subprocess, sys
+import asyncio, json, math, socket, subprocess, sys, time
 
 import httpx, orjson, pytest
 
 from synth_lab.agent import Agent, turn
 from synth_lab.client import AsyncInferenceClient, BadRequest, InferenceClient
 from synth_lab.core import LabError
-from synth_lab.serve import create_app, serving
+from synth_lab.serve import create_app, serving, serving_process
 from synth_lab.tools import interact_many, read_reply
 from synth_lab.view import format, look
 from synth_lab.world import ACTIONS, World
@@ -77,7 +77,9 @@ def test_the_observation_may_come_from_a_tool_or_in_parts(client, obs):
 @pytest.mark.parametrize('change, status, code, word', [
     (dict(model='exprt'), 404, 'model_not_found', 'expert'), (dict(messages=[dict(role='user', content='Hello!')]), 422, 'no_observation', 'observation'),
     (dict(messages=[]), 422, 'no_observation', 'observation'), (dict(messages=[dict(role='user', content=None)]), 422, 'no_observation', 'observation'),
-    (dict(stream=True), 400, 'bad_request', 'stream'), (dict(temperature=-1), 400, 'bad_request', 'temperature'), (dict(n=2), 400, 'bad_request', 'n'),
+    (dict(stream='maybe'), 400, 'bad_request', 'stream'), (dict(temperature=-1), 400, 'bad_request', 'temperature'), (dict(n=0), 400, 'bad_request', 'n'),
+    (dict(max_tokens=0), 400, 'bad_request', 'max_tokens'), (dict(tool_choice='always'), 400, 'bad_request', 'tool_choice'),
+    (dict(tool_choice='required', tools=None), 400, 'bad_request', 'no tools'), (dict(tool_choice=dict(type='function', function=dict(name='look'))), 400, 'bad_request', 'interact_many'),
     (dict(messages='x'), 400, 'bad_request', 'messages'),
     (dict(tools=[dict(type='function', function=dict(name='look'))]), 400, 'bad_request', 'interact_many'),
     (dict(tools=[{}]), 400, 'bad_request', 'interact_many'), (dict(tools=[interact_many(0)]), 400, 'bad_request', 'maxItems'),
@@ -85,6 +87,66 @@ def test_the_observation_may_come_from_a_tool_or_in_parts(client, obs):
 def test_refusals(app, obs, change, status, code, word):
     r = send(app, dict(model='expert', messages=[dict(role='user', content=obs)], tools=TOOLS) | change)
     assert (r.status_code, r.json()['error']['code']) == (status, code) and word in r.json()['error']['message']
+
+@pytest.mark.parametrize('stream', [False, True])
+def test_a_refusal_names_its_field(app, stream):
+    r = send(app, dict(model='expert', messages=[], tools=[{}], stream=stream, temperature=-1))
+    assert r.status_code == 400 and r.json() == {'error': dict(type='invalid_request_error', code='bad_request', param='temperature',
+        message='temperature: Input should be greater than or equal to 0 → see the chat completions API for what this field may hold')}
+
+@pytest.mark.parametrize('method, path, status', [('POST', '/v1/nothing', 404), ('GET', '/v1/chat/completions', 405), ('GET', '/v1/models/exprt', 404), ('GET', '/v1/models/ft:a/b:job_x', 404)])
+def test_every_error_has_the_shape_of_the_api(app, method, path, status):
+    r = send(app, b'', path, method)
+    assert r.status_code == status and set(r.json()['error']) == {'message', 'type', 'param', 'code'}
+
+@pytest.mark.parametrize('name', ['max_tokens', 'max_completion_tokens'])
+def test_a_limit_cuts_the_call_as_it_cuts_a_text(client, obs, name):
+    whole = ask(client, obs, 'random', seed=1, logprobs=True).choices[0]
+    r = ask(client, obs, 'random', seed=1, logprobs=True, **{name: 2})
+    choice,actions = r.choices[0],read_reply(whole).actions
+    assert (choice.finish_reason, read_reply(choice).verdict, r.usage.completion_tokens) == ('length', 'truncated', 2)
+    assert choice.message.tool_calls[0].function.arguments == f'{{"actions":["{actions[0]}","{actions[1]}"'
+    assert choice.logprobs.content == whole.logprobs.content[:2]
+    text = ask(client, obs, 'random', seed=1, tools=None, **{name: 1}).choices[0]
+    assert (text.finish_reason, read_reply(text).verdict) == ('length', 'truncated')
+    assert ask(client, obs, 'random', seed=1, **{name: 4}).choices[0].message == whole.message
+
+def test_n_replies_of_which_the_first_is_that_of_one(client, obs):
+    one,three = ask(client, obs, 'random', seed=5),ask(client, obs, 'random', seed=5, n=3)
+    assert [o['index'] for o in three.choices] == [0, 1, 2] and three.choices[0] == one.choices[0] and three.choices[1].message != one.choices[0].message
+    assert three.usage.completion_tokens == 12
+
+@pytest.mark.parametrize('choice, verdict, finish', [('auto', 'ok', 'tool_calls'), ('required', 'ok', 'tool_calls'), ('none', 'no_call', 'stop'),
+    (dict(type='function', function=dict(name='interact_many')), 'ok', 'tool_calls')])
+def test_tool_choice(client, obs, choice, verdict, finish):
+    got = ask(client, obs, 'expert', tool_choice=choice).choices[0]
+    assert (read_reply(got).verdict, got.finish_reason) == (verdict, finish) and got.message.content
+
+def gathered(chunks):
+    "What a stream says, put together by hand: {index of the choice: [text, {index of the call: [id, name, arguments]}, finish reason]}"
+    said = {}
+    for c in chunks:
+        for o in c['choices']:
+            row = said.setdefault(o['index'], ['', {}, None])
+            row[0] += o['delta'].get('content') or ''
+            row[2] = o['finish_reason'] or row[2]
+            for call in o['delta'].get('tool_calls', ()):
+                known = row[1].setdefault(call['index'], [call.get('id'), call['function'].get('name'), ''])
+                known[2] += call['function']['arguments']
+    return said
+
+@pytest.mark.parametrize('more', [{}, dict(tools=None), dict(tool_choice='none'), dict(max_tokens=1), dict(n=2)])
+def test_a_stream_says_what_the_reply_says(app, obs, more):
+    body = dict(model='random', messages=[dict(role='user', content=obs)], tools=TOOLS, seed=3, logprobs=True) | more
+    whole = send(app, body).json()
+    r = send(app, body | dict(stream=True, stream_options=dict(include_usage=True)))
+    *lines,done,end = r.text.split('\n\n')
+    chunks = [json.loads(o.removeprefix('data: ')) for o in lines]
+    assert (r.headers['content-type'].split(';')[0], done, end) == ('text/event-stream', 'data: [DONE]', '')
+    assert gathered(chunks) == {c['index']: [c['message'].get('content') or '',
+        {i: [o['id'], o['function']['name'], o['function']['arguments']] for i,o in enumerate(c['message'].get('tool_calls', ()))}, c['finish_reason']] for c in whole['choices']}
+    assert [c['usage'] for c in chunks] == [None]*(len(chunks) - 1) + [whole['usage']] and chunks[-1]['choices'] == []
+    assert [o['logprobs'] for c in chunks for o in c['choices'] if o['finish_reason']] == [c['logprobs'] for c in whole['choices']]
 
 @pytest.mark.parametrize('body', [b'', b'{', b'[]', b'null', b'\xff'])
 def test_a_body_that_is_no_request(app, body): assert send(app, body).status_code == 400
@@ -120,6 +182,36 @@ def test_a_port_is_taken_and_given_back(app):
         with pytest.raises(LabError, match=f'{port}.*another port'):
             with serving(app, port=port): pass
     socket.create_server(('127.0.0.1', port)).close()
+
+def test_a_process_serves_and_ends_with_the_block(tmp_path):
+    with serving_process('synth_lab.serve:create_app', dict(models=str(tmp_path))) as url:
+        assert [o['id'] for o in httpx.get(f'{url}/models').json()['data']] == list(BOX)
+        with pytest.raises(LabError, match='another port'):
+            with serving_process('synth_lab.serve:app', port=httpx.URL(url).port): pass
+    with pytest.raises(httpx.ConnectError): httpx.get(f'{url}/models')
+
+def test_a_process_ends_with_a_parent_that_is_killed():
+    code = """
+import time
+from synth_lab.serve import serving_process
+with serving_process('synth_lab.serve:app') as url:
+    print(url, flush=True)
+    time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, text=True) as parent:
+        url = parent.stdout.readline().strip()
+        assert httpx.get(f'{url}/models').status_code == 200
+        parent.kill()
+    for _ in range(200):
+        try: httpx.get(f'{url}/models')
+        except httpx.ConnectError: break
+        time.sleep(.05)
+    else: pytest.fail('the server outlived its parent')
+
+def test_an_app_that_is_not_there(capfd):
+    with pytest.raises(LabError, match='synth_lab.serve:nothing'):
+        with serving_process('synth_lab.serve:nothing'): pass
+    assert 'nothing' in capfd.readouterr().err
 
 def test_a_turn_carries_what_rl_needs(app, obs):
     t = asyncio.run(turn(Agent('student', max_actions=3), AsyncInferenceClient(app=app), [], obs, seed=2))
