@@ -35,13 +35,12 @@ def ask(*args, **kw):
     (dict(prompt_tokens='3', completion_tokens=2), (None, 2)), (dict(prompt_tokens=3, completion_tokens=True), (3, None)),
     (dict(prompt_tokens=-3, completion_tokens=2), (None, 2)),
     (dict(prompt_tokens=2**64-1, completion_tokens=2), (None, 2)), (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=[1]), (3, 2)),
-    (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=dict(cached_tokens='all')), (3, 2)),
-    (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=dict(cached_tokens=4)), (3, 2))])
+    (dict(prompt_tokens=3, completion_tokens=2, prompt_tokens_details=dict(cached_tokens='all')), (3, 2))])
 def test_odd_usage_is_unknown_and_the_turn_goes_on(usage, counts):
     t = ask(usage=usage)
-    assert (t.usage['prompt_tokens'], t.usage['completion_tokens'], t.cost) == (*counts, None)
+    assert (t.usage['prompt_tokens'], t.usage['completion_tokens']) == counts
 
-def test_usage_that_is_whole(): assert ask(usage=dict(prompt_tokens=3, completion_tokens=2)).cost == 0.
+def test_the_models_in_the_box_cost_nothing(): assert ask(usage=dict(prompt_tokens=3, completion_tokens=2)).cost == 0.
 
 def test_log_probabilities_of_the_actions(): assert ask(dict(logprobs=dict(content=ENTRIES))).logprobs == (-1.5, -2)
 
