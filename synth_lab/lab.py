@@ -17,9 +17,11 @@ from . import client
 from .agent import Agent
 from .core import LabError, did_you_mean, settings
 from .filters import Filter, Selection
+from .live import screen
 from .metrics import Paired, paired, summary
 from .policies import list_models
-from .rollout import Film, Rerun, Run, film, fork, rerun, rollout, rollout_sync, screen
+from .replays import Film, Rerun, film, fork, rerun
+from .rollout import Run, rollout, rollout_sync
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft

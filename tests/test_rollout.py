@@ -8,8 +8,9 @@ import orjson, pytest
 from synth_lab.agent import Agent
 from synth_lab.client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
 from synth_lab.core import LabError
-from synth_lab.metrics import summary
-from synth_lab.rollout import RolloutError, call_seed, film, fork, rerun, rollout, rollout_sync
+from synth_lab.metrics import mean_ci, summary
+from synth_lab.replays import film, fork, rerun
+from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync
 from synth_lab.traces import Store, StoreError
 from synth_lab.world import ACTIONS, DIFFICULTIES, World, WorldError
 
@@ -159,7 +160,7 @@ def test_context_length_truncates_and_still_counts(store):
 def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     "Neither in a run's nor in the live line's, as in no summary"
     shown = []
-    monkeypatch.setattr('synth_lab.rollout.screen', lambda: (lambda text: None, shown.append))
+    monkeypatch.setattr('synth_lab.live._eyes', lambda live: (lambda: None, lambda: shown.append(str(live))))
     run = play(store, failing(3, ContextLength('too long', status=400)), range(3), concurrency=1)
     rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
     assert rest != run.episodes.n_achievements.mean()
@@ -167,7 +168,8 @@ def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in repr(run) and 'resume' not in repr(run)
     again = play(store, Dice(), range(3), resume=True)
     assert repr(again) == repr(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
-    assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} achievements an episode']*2
+    half = mean_ci(run.episodes[run.episodes.status == 'done'].n_achievements).hi - rest
+    assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} ± {half:.2f} achievements an episode']*2
 
 def test_an_episode_that_takes_too_long_is_given_up(store, whole):
     slow = Dice(lambda n, p: asyncio.sleep(60 if n == 13 else 0))
