@@ -70,6 +70,7 @@ class Segment:
     ):
         self.path = folder/f'{worker}-{os.getpid()}-{time.time_ns()}.jsonl'
         self.fd = os.open(self.path, os.O_WRONLY|os.O_CREAT|os.O_EXCL|os.O_APPEND, 0o644)
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
         self.size,self.synced,self.whole = 0,0,True
 
     def append(self, data:bytes):
@@ -97,6 +98,7 @@ class RunWriter:
         self.run_id,self.folder,self.worker = folder.name,folder,worker
         self._lock,self._syncing,self._segments,self._written,self._durable = threading.Lock(),threading.Lock(),[],0,0
         self._known,self._seen,self._keys,self._held = {},{},(),_hold(folder) if hold else None
+        self.new = False  # whether this opening began the run: then nothing is recorded of it
 
     def __enter__(self): return self
     def __exit__(self, *exc): self.close()
@@ -107,16 +109,48 @@ class RunWriter:
         for fd in [s.fd for s in self._segments] + [self._held]: fd is None or os.close(fd)
         self._segments,self._held = [],None
 
-def _hold(folder):
-    "Lock the run in `folder` for this process until the returned descriptor is closed"
-    fd = os.open(folder, os.O_RDONLY)  # not a file in it: a rename would put an unlocked one in its place
-    try: fcntl.flock(fd, fcntl.LOCK_EX|fcntl.LOCK_NB)
+# %% ../nbs/06_traces.ipynb #fad81b49
+def _locked(path, how=fcntl.LOCK_EX):
+    "A descriptor that locks the file or folder at `path` for this process until it is closed; None when another one has it"
+    fd = os.open(path, os.O_RDONLY)
+    try: fcntl.flock(fd, how|fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
-        pids = [p.stem.split('-')[-2] for p in sorted((folder/'live').glob('*.jsonl'), key=os.path.getmtime)]
-        by = f' by process {pids[-1]}' if pids else ''
-        raise StoreError(f'run `{folder.name}` is being written right now{by}', 'wait for it, stop it, or take another run_id') from None
+        return None
     return fd
+
+def _writers(folder):
+    "Process ids of those who write the run in `folder`"
+    found = {p:_locked(p, fcntl.LOCK_SH) for p in sorted((folder/'live').glob('*.jsonl'))}
+    for fd in found.values(): fd is None or os.close(fd)
+    return [p.stem.split('-')[-2] for p,fd in found.items() if fd is None]
+
+def _hold(folder):
+    "Lock the run in `folder` for this process until the returned descriptor is closed"
+    fd = _locked(folder)  # not a file in it: a rename would put an unlocked one in its place
+    if not (pids := _writers(folder)) and fd is not None: return fd
+    if fd is not None: os.close(fd)
+    by = f' by process {", ".join(pids)}' if pids else ''
+    raise StoreError(f'run `{folder.name}` is being written right now{by}', 'wait for it, stop it, or take another run_id')
+
+# %% ../nbs/06_traces.ipynb #9d2d5ba0
+@patch
+def sync(self:RunWriter):
+    "Return when everything written so far survives the machine; call it off the event loop"
+    mine = self._written
+    with self._syncing:
+        if self._durable >= mine: return
+        reached = self._written
+        for s in list(self._segments): s.sync()
+        self._durable = reached
+        with self._lock:
+            full = [s for s in self._segments[:-1] if s.synced == s.size]
+            self._segments = [s for s in self._segments if s not in full]
+    for s in full:
+        os.close(s.fd)
+        self.rotated(s.path)
+
+RunWriter.rotated = staticmethod(lambda path: None)
 
 # %% ../nbs/06_traces.ipynb #a5e90d6d
 @patch
@@ -154,17 +188,6 @@ def _line(self:RunWriter, event):
 def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
     if bad := fields.keys() - EVENTS[kind].keys(): raise StoreError(f'`{kind}` has no field `{min(bad)}`', did_you_mean(min(bad), EVENTS[kind]))
-
-# %% ../nbs/06_traces.ipynb #9d2d5ba0
-@patch
-def sync(self:RunWriter):
-    "Return when everything written so far survives the machine; call it off the event loop"
-    mine = self._written
-    with self._syncing:
-        if self._durable >= mine: return
-        reached = self._written
-        for s in list(self._segments): s.sync()
-        self._durable = reached
 
 # %% ../nbs/06_traces.ipynb #743719bc
 @patch
@@ -249,41 +272,65 @@ SCHEMA |= dict(
     messages=dict(msg_id='hash of `body`', role='`system, user, assistant, tool`; `tools` for tool schemas', body='the message, verbatim JSON'),
     rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`',
         name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
-    segments=dict(run_id='the run', segment='file', lines='events read', torn='lines dropped: torn or unreadable'))
+    segments=dict(run_id='the run', segment='file; of a sealed one, its folder', lines='events read', torn='lines dropped: torn or unreadable'))
 
 # %% ../nbs/06_traces.ipynb #ec0e5e50
+_CALL = ', '.join(f'"{c}"' for c in EVENTS['call'] if c != 'steps')
+_STEPS = [o.strip().split(' ')[0] for o in re.split(r',(?![^(]*\))', _STEP[len('STRUCT('):-1])]
+_KEY = 'run_id, episode_id, attempt, turn, call_id'
+_LIVE = dict(
+    calls=f"SELECT run_id, {_CALL} FROM events WHERE kind = 'call'",
+    steps=f"SELECT {_KEY}, {', '.join(f's.{c}' for c in _STEPS)} FROM (SELECT {_KEY}, unnest(steps) AS s FROM events WHERE kind = 'call')",
+    messages="SELECT run_id, msg_id, role, body FROM events WHERE kind = 'message'",
+    played=f"SELECT run_id, {_CALL}, steps FROM events WHERE kind = 'call'")
+
+_CUT = '"\\u0000"'  # stands in `raw_cut` where the thought stands in the reply
+_UNCUT = f"replace(raw_cut, '{_CUT}', to_json(thought)::VARCHAR)::JSON"
+
+def _sources(
+    sealed:dict # table → its Parquet files
+)->dict: # name of a view → its query
+    "Where calls, steps and messages come from"
+    read = {t:f"SELECT * FROM read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)" for t,files in sealed.items()}
+    if 'calls' in read: read['calls'] = f"SELECT * EXCLUDE raw_cut REPLACE (coalesce(raw, {_UNCUT}) AS raw) FROM ({read['calls']})"
+    if 'calls' in read: read['played'] = f"""SELECT c.*, s.steps FROM ({read['calls']}) c LEFT JOIN (SELECT {_KEY},
+        list({{{', '.join(f'{c}: {c}' for c in _STEPS)}}} ORDER BY step) AS steps FROM ({read.get('steps', _LIVE['steps'])}) GROUP BY ALL) s
+        ON {' AND '.join(f'c.{k} IS NOT DISTINCT FROM s.{k}' for k in _KEY.split(', '))}"""
+    return {f'{t}_from' if t != 'played' else t:f'{q} UNION ALL BY NAME {read[t]}' if t in read else q for t,q in _LIVE.items()}
+
+def _quoted(text): return "'" + str(text).replace("'", "''") + "'"
+
+# %% ../nbs/06_traces.ipynb #824d706f
 _FINAL = "('done', 'truncated')"
 _VIEWS = dict(
     calls_all="""SELECT run_id, episode_id, attempt, turn, call_id, model, response_model, started_at, latency_ms,
         coalesce(json_array_length(tries), 0)::INTEGER AS attempts, tries, http_status, verdict, finish_reason, problem, thought, tool_name, arguments, actions,
         logprobs, turn_reward, input_tokens, output_tokens, cached_tokens, cache_write_tokens, reasoning_tokens, cost_usd,
-        coalesce(cached, false) AS cached, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message,
-        raw, keyframe
-        FROM events WHERE kind = 'call'""",
-    steps_all="""SELECT run_id, episode_id, attempt, turn, s.step, call_id, s."action", s.effect, s.reward, s.unlocked, s.health, s.terminated, s.truncated
-        FROM (SELECT run_id, episode_id, attempt, turn, call_id, unnest(steps) AS s FROM events WHERE kind = 'call')""",
-    starts="""SELECT run_id, episode_id, attempt, min(started_at) AS started_at, max(started_at) FILTER (kind = 'episode') AS resumed_at
-        FROM events WHERE kind IN ('episode', 'episode_end') GROUP BY ALL""",
-    newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM starts GROUP BY ALL",
+        coalesce(cached, false) AS cached, seed, temperature, prompt_ids, output_id, tools_id, error_type, error_message, raw, keyframe
+        FROM calls_from""",
+    steps_all="""SELECT run_id, episode_id, attempt, turn, step, call_id, "action", effect, reward, unlocked, health, terminated, truncated FROM steps_from""",
+    newest="SELECT run_id, episode_id, max(attempt) AS attempt FROM events WHERE kind IN ('episode', 'episode_end') GROUP BY ALL",
     abandoned="""SELECT run_id, episode_id, CASE WHEN count(*) = count(c.cost_usd) THEN sum(c.cost_usd) END AS cost_usd
-        FROM events c JOIN newest n USING (run_id, episode_id) WHERE c.kind = 'call' AND c.attempt < n.attempt GROUP BY ALL""",
-    ends=f"""SELECT e.* FROM events e JOIN starts s USING (run_id, episode_id, attempt)
-        WHERE kind = 'episode_end' AND (status IN {_FINAL} OR ended_at >= resumed_at OR resumed_at IS NULL)
-        QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt ORDER BY status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
+        FROM calls_from c JOIN (FROM newest WHERE attempt > 1) n USING (run_id, episode_id) WHERE c.attempt < n.attempt GROUP BY ALL""",
+    begun=f"""SELECT run_id, episode_id, attempt, kind, min(started_at) OVER one AS started_at, status, ended_by, turns, steps_played, "return",
+        achievements, unlock_steps, calls, unusable, verdicts, input_tokens, output_tokens, cost_usd, ended_at, wall_s, error_type, error_message, final_hash,
+        coalesce(kind = 'episode_end' AND (status IN {_FINAL} OR ended_at >= max(started_at) FILTER (kind = 'episode') OVER one), kind = 'episode_end') AS counts
+        FROM events WHERE kind IN ('episode', 'episode_end') WINDOW one AS (PARTITION BY run_id, episode_id, attempt)""",
+    attempts=f"""FROM begun QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt
+        ORDER BY counts DESC, kind, status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
     under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns,
         sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
         flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
-        FROM events JOIN (FROM starts ANTI JOIN ends USING (run_id, episode_id, attempt)) USING (run_id, episode_id, attempt)
-        WHERE kind = 'call' GROUP BY ALL""",
-    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(s.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty,
+        FROM played JOIN (SELECT run_id, episode_id, attempt FROM attempts WHERE NOT counts) USING (run_id, episode_id, attempt) GROUP BY ALL""",
+    episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(e.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty,
         p.seed, p.sample, r.rng, r.length,
-        coalesce(e.status, CASE WHEN s.attempt IS NULL THEN 'planned' ELSE 'running' END) AS status,
+        coalesce(e.status, CASE WHEN e.attempt IS NULL THEN 'planned' ELSE 'running' END) AS status,
         e.ended_by, coalesce(e.turns, u.turns, 0) AS turns, coalesce(e.steps_played, u.steps_played, 0) AS steps,
         CASE WHEN e.status IN {_FINAL} THEN e."return" END AS "return", CASE WHEN e.status IN {_FINAL} THEN len(e.achievements) END AS n_achievements,
         coalesce(e.achievements, u.achievements, []) AS achievements, e.unlock_steps, coalesce(e.calls, u.calls, 0) AS calls, e.unusable, e.verdicts,
-        e.input_tokens, e.output_tokens, e.cost_usd, s.started_at, e.ended_at, e.wall_s, e.error_type, e.error_message, e.final_hash
-        FROM planned p JOIN run_files r USING (run_id) LEFT JOIN starts s USING (run_id, episode_id)
-        LEFT JOIN ends e USING (run_id, episode_id, attempt) LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
+        e.input_tokens, e.output_tokens, e.cost_usd, e.started_at, e.ended_at, e.wall_s, e.error_type, e.error_message, e.final_hash
+        FROM planned p JOIN run_files r USING (run_id) LEFT JOIN attempts e USING (run_id, episode_id)
+        LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
 
 # %% ../nbs/06_traces.ipynb #79ad4e80
 _newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
@@ -292,8 +339,9 @@ _VIEWS |= dict(
         FROM (FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt) e
         LEFT JOIN abandoned a USING (run_id, episode_id)""",
     calls=_newest('calls_all'), steps=_newest('steps_all'),
-    segments="SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events GROUP BY ALL",
-    messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM events WHERE kind = 'message' GROUP BY msg_id",
+    segments="""SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events ANTI JOIN sealed USING (segment) GROUP BY ALL
+        UNION ALL FROM sealed""",
+    messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM messages_from GROUP BY msg_id",
     rewards="""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source FROM events WHERE kind = 'reward'
         UNION ALL SELECT run_id, episode_id, attempt, 'step', step, turn, 'reward', reward, 'env' FROM steps
         UNION ALL SELECT run_id, episode_id, attempt, 'turn', NULL, turn, 'achievements', turn_reward, 'env' FROM calls WHERE verdict IS NOT NULL
@@ -330,7 +378,7 @@ class Store:
     ):
         self.path = Path(path).expanduser().absolute()
         _check_lab(self.path)
-        self._lock,self._runs,self._stamps,self._db = threading.RLock(),set(),{},_open_db()
+        self._lock,self._runs,self._stamps,self._sealed,self._db = threading.RLock(),set(),{},{},_open_db()
 
     def __repr__(self):
         return '<Store of {} runs, {} episodes, {} calls>'.format(*(self.rows(f'SELECT count(*) AS n FROM {t}')[0]['n'] for t in ('runs', 'episodes', 'calls')))
@@ -351,7 +399,8 @@ def _open_db():
     db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
     run = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema_version='INTEGER') | _CONFIG | dict(config='JSON', config_id='VARCHAR', provenance='JSON')
     db.execute(f'CREATE TABLE run_files ({_typed(run)})')
-    for name,q in _VIEWS.items(): db.execute(f'CREATE VIEW {name} AS {q}')
+    db.execute('CREATE TABLE sealed (run_id VARCHAR, segment VARCHAR, lines BIGINT, torn BIGINT)')
+    for name,q in (_sources({}) | _VIEWS).items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
 
 # %% ../nbs/06_traces.ipynb #4424d517
@@ -361,8 +410,7 @@ def refresh(self:Store)->Store: # itself
     with self._lock:
         for _ in range(3):
             runs = {p.parent.name for p in self.path.glob('runs/*/run.json')}
-            stamps = {str(p):(s.st_size, s.st_mtime_ns) for r in sorted(runs) for p in (self.path/'runs'/r/'live').glob('*.jsonl') if (s := p.stat())}
-            try: self._load(runs, stamps)
+            try: self._load(runs, *self._listed(runs))
             except (duckdb.IOException, FileNotFoundError): continue  # a file vanished between the list and the read
             except duckdb.Error as e:
                 raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}', 'move the file that it names out of its run') from None
@@ -370,27 +418,58 @@ def refresh(self:Store)->Store: # itself
         raise StoreError(f'{self.path}: files vanish while they are read', 'wait for whoever deletes them')
 
 @patch
-def _load(self:Store, runs, stamps):
-    "Make the tables hold exactly `runs` and the segments of `stamps`"
-    old = [f for f,s in self._stamps.items() if stamps.get(f) != s]
-    new = [f for f,s in stamps.items() if self._stamps.get(f) != s]
-    if old or new or runs != self._runs:
+def _listed(self:Store, runs):
+    "What there is to read: file → its size and time, and folder of a seal → its manifest"
+    folders = [self.path/'runs'/r for r in sorted(runs)]
+    live = {p.stem:p for f in folders for p in (f/'live').glob('*.jsonl')}
+    sealed = {}
+    for m in [m for f in folders for m in (f/'manifest').glob('*.json')]:
+        seal = m.parents[1]/'sealed'/m.stem
+        if str(seal) not in self._sealed and not _whole(seal, manifest := orjson.loads(m.read_bytes())):
+            if m.stem not in live: warnings.warn(f'segment left out: {seal} is not what its manifest says')
+            continue
+        sealed[str(seal)] = self._sealed.get(str(seal)) or manifest
+        live.pop(m.stem, None)
+    return {str(p):(s.st_size, s.st_mtime_ns) for p in live.values() if (s := p.stat())}, sealed
+
+def _whole(seal, manifest):
+    "Whether the files in `seal` are there, and as long as `manifest` says"
+    return all((p := seal/f).exists() and p.stat().st_size == o['bytes'] for f,o in manifest['files'].items())
+
+# %% ../nbs/06_traces.ipynb #0688baca
+@patch
+def _load(self:Store, runs, stamps, sealed):
+    "Make the tables hold exactly `runs`, the live segments of `stamps`, and `sealed`"
+    old = [f for f,s in self._stamps.items() if stamps.get(f) != s] + [f for f in self._sealed if f not in sealed]
+    new,seals = [f for f,s in stamps.items() if self._stamps.get(f) != s],{f:m for f,m in sealed.items() if f not in self._sealed}
+    if old or new or seals or runs != self._runs:
         with self._db.cursor() as db:
             db.execute('BEGIN')
             for t in ('run_files', 'planned'): db.execute(f'DELETE FROM {t} WHERE list_contains(?, run_id)', [list(self._runs - runs)])
             for run in sorted(runs - self._runs): _load_run(db, self.path/'runs'/run/'run.json')
-            db.execute('DELETE FROM events WHERE list_contains(?, segment)', [old])
+            for t in ('events', 'sealed'): db.execute(f'DELETE FROM {t} WHERE list_contains(?, segment)', [old])
             if new: _load_segments(db, new)
+            if sealed.keys() != self._sealed.keys(): _load_seals(db, seals, sealed)
             db.execute('COMMIT')
-    self._runs,self._stamps = runs,stamps
+    self._runs,self._stamps,self._sealed = runs,stamps,sealed
 
 # %% ../nbs/06_traces.ipynb #6776b260
+_READ = f"""read_json($files, columns = {{{', '.join(f'"{c}": {_quoted(t)}' for c,t in _COLUMNS.items())}}},
+    format = 'newline_delimited', ignore_errors = true, filename = 'segment', maximum_object_size = $longest)"""
+
 def _load_segments(db, files):
     "Load the segments `files`"
-    columns = ', '.join(f'"{c}": \'{t}\'' for c,t in _COLUMNS.items())
     longest = max(SEGMENT_BYTES, *(os.path.getsize(f) for f in files))  # a line is at most its file; DuckDB refuses all of a file for one line above this
-    db.execute(f"""INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, * FROM read_json($files, columns = {{{columns}}},
-        format = 'newline_delimited', ignore_errors = true, filename = 'segment', maximum_object_size = {longest})""", dict(files=files))
+    db.execute(f"INSERT INTO events BY NAME SELECT split_part(segment, '/', -3) AS run_id, * FROM {_READ}", dict(files=files, longest=longest))
+
+def _load_seals(db, new, sealed):
+    "Load what stays in memory of the seals `new`, and point the views at all that are `sealed`"
+    files = lambda seals: {t:found for t in ('calls', 'steps', 'messages', 'episodes', 'rewards')
+        if (found := [f'{f}/{t}.parquet' for f,m in seals.items() if f'{t}.parquet' in m['files']])}
+    for t in files(new).keys() & {'episodes', 'rewards'}: db.execute("""INSERT INTO events BY NAME
+        SELECT parse_dirpath(filename) AS segment, * EXCLUDE filename FROM read_parquet(?, union_by_name = true, filename = true)""", [files(new)[t]])
+    for f,m in new.items(): db.execute('INSERT INTO sealed VALUES (?, ?, ?, ?)', [m['run_id'], f, m['lines'], m['torn']])
+    for name,q in _sources(files(sealed)).items(): db.execute(f'CREATE OR REPLACE VIEW {name} AS {q}')
 
 def _load_run(db, path):
     "Load one `run.json`"
@@ -410,7 +489,9 @@ def _ask(self:Store, q, params, get):
     self.refresh()
     try:
         with self._db.cursor() as db: return get(db.execute(q, [o.item() if isinstance(o, np.generic) else o for o in params]))
-    except duckdb.Error as e: raise StoreError(f'{e}', f'tables: {", ".join(SCHEMA)}; their columns: synth_lab.traces.SCHEMA') from None
+    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as e:
+        raise StoreError(f'{e}', f'tables: {", ".join(SCHEMA)}; their columns: synth_lab.traces.SCHEMA') from None
+    except duckdb.Error as e: raise StoreError(f'{e}', 'if the question is sound, a file may be damaged: store.verify() names it') from None
 
 @patch
 def sql(self:Store,
@@ -445,7 +526,7 @@ def run(self:Store,
         (folder/'live').mkdir(parents=True, exist_ok=True)
         with ExitStack() as unless_opened:
             writer = unless_opened.enter_context(RunWriter(folder))
-            self._claim(folder, spec, resume)
+            writer.new = self._claim(folder, spec, resume)
             unless_opened.pop_all()
         return writer
     except OSError as e: raise StoreError(f'cannot write in {self.path}: {e.strerror}', 'give a folder that you may write to') from None
@@ -462,13 +543,14 @@ def join(self:Store,
 
 @patch
 def _claim(self:Store, folder, spec, resume):
-    "Write `run.json`, or see that the one that is there may go on; the run is held"
-    if not (folder/'run.json').exists():
+    "Write `run.json`, or see that the one that is there may go on; whether it is new; the run is held"
+    if new := not (folder/'run.json').exists():
         if not (self.path/'lab.json').exists(): publish(self.path/'lab.json', orjson.dumps(dict(schema=SCHEMA_VERSION, created_at=now())))
         head = dict(schema=SCHEMA_VERSION, run_id=folder.name, created_at=now(), provenance=provenance())
         publish(folder/'run.json', orjson.dumps(head | spec, option=orjson.OPT_INDENT_2))
     elif not resume: raise StoreError(f'run `{folder.name}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
     else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
+    return new
 
 # %% ../nbs/06_traces.ipynb #36da2414
 def provenance()->dict:
@@ -496,6 +578,6 @@ def unfinished(self:Store,
     return self.rows(f"""SELECT e.episode_id, e.attempt, any_value(e.started_at) AS started_at,
         coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps,
                 input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
-            ORDER BY c.turn, c.started_at) FILTER (c.kind IS NOT NULL), []) AS calls
-        FROM episodes e LEFT JOIN (FROM events WHERE kind = 'call') c USING (run_id, episode_id, attempt)
+            ORDER BY c.turn, c.started_at) FILTER (c.turn IS NOT NULL), []) AS calls
+        FROM episodes e LEFT JOIN played c USING (run_id, episode_id, attempt)
         WHERE run_id = ? AND e.status NOT IN {_FINAL} AND e.status <> 'planned' GROUP BY ALL ORDER BY e.episode_id""", run_id)

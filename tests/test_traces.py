@@ -143,7 +143,7 @@ def test_a_line_of_any_length_can_be_read(store):
 
 def test_what_duckdb_cannot_load_is_an_error_of_the_store(store, monkeypatch):
     with store.run('r', CONFIG, plan(1)) as w: begin(w)
-    monkeypatch.setitem(traces._COLUMNS, 'kind', 'NO_TYPE')
+    monkeypatch.setattr(traces, '_READ', traces._READ.replace('"kind": \'VARCHAR\'', '"kind": \'NO_TYPE\''))
     with pytest.raises(StoreError, match='cannot be read: .*NO_TYPE'): store.sql('SELECT 1')
     monkeypatch.undo()
     assert len(store.sql('SELECT * FROM episodes')) == 1
