@@ -76,7 +76,8 @@ DIALECTS = {o.name:o for o in (
         thinking={True:dict(thinking_mode='think', thinking_budget=1028), False:dict(thinking_mode='no_think')}),
     Dialect('vllm', past='reasoning', thinking=_template('enable_thinking'),
         models=(('.*(granite|deepseek-v3)', dict(thinking=_template('thinking'))),)),
-    Dialect('ollama', past='reasoning', choices=frozenset(), thinking={True:_effort('medium'), False:_effort('none')}, refuses=dict(n=1, logit_bias={}, parallel_tool_calls=True),
+    Dialect('ollama', past='reasoning', choices=frozenset(), thinking={True:_effort('medium'), False:_effort('none')},
+        refuses=dict(n=1, logit_bias={}, parallel_tool_calls=True),
         models=(('(.*/)?gpt-oss', dict(thinking={True:_effort('medium')})),)),
     Dialect('llamacpp', choices=_FORMS, thinking=_template('enable_thinking')),
     Dialect('lmstudio', choices=_FORMS, empty=False))}
