@@ -27,10 +27,9 @@ from fastcore.basics import AttrDict, patch
 from fastcore.xtras import dict2obj
 from httpx_aiohttp import AiohttpTransport
 from httpx_sse import EventSource, SSEError
-from tenacity import AsyncRetrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from .core import LabError, did_you_mean, digest, now, redact, settings
-from .dialects import DIALECTS, Dialect, dialect_of, dollars, read_usage
+from .dialects import DIALECTS, Dialect, dialect_of, dollars
 
 # %% ../nbs/04_client.ipynb #c43a72cf
 class ClientError(LabError):
@@ -132,7 +131,8 @@ def _error_class(status, said):
     return ERRORS.get(status) or (ServerError if status >= 500 else BadRequest)
 
 # %% ../nbs/04_client.ipynb #4aa173a3
-UNITS = dict(milliseconds=.001, millisecond=.001, ms=.001, seconds=1, second=1, s=1, minutes=60, minute=60, m=60, hours=3600, hour=3600, h=3600, days=86400, day=86400, d=86400)
+UNITS = dict(milliseconds=.001, millisecond=.001, ms=.001, seconds=1, second=1, s=1, minutes=60, minute=60, m=60,
+    hours=3600, hour=3600, h=3600, days=86400, day=86400, d=86400)
 _PART = rf'(\d+(?:\.\d+)?) ?({"|".join(UNITS)})(?![a-z])'
 _LATER = re.compile(rf'(?:(?:try again|retry) (?:in|after) |"retryDelay": ?")((?:{_PART} ?)+)', re.I)
 
@@ -212,6 +212,7 @@ async def wait(self:Gate,
     try: await pause(seconds)
     finally: self.waiting -= 1
 
+# %% ../nbs/04_client.ipynb #44098f47
 @patch
 async def enter(self:Gate):
     "Wait for a place, then until the gate is open; `leave` gives the place back"
@@ -285,14 +286,15 @@ def _proxy(url):
     address = None if proxy_bypass(url.host) else found.get(url.scheme) or found.get('all')
     if not address: return None
     if '://' not in address: address = f'http://{address}'
-    if not address.startswith('http'):
-        raise ClientError(f'the proxy for {url.scheme} is of a kind that cannot be used here: {address.split("://")[0]}', f'set {url.scheme}_proxy to an HTTP proxy, or no_proxy={url.host}')
-    return httpx.Proxy(address)
+    kind = address.split('://')[0]
+    if kind in ('http', 'https'): return httpx.Proxy(address)
+    raise ClientError(f'the proxy for {url.scheme} is of a kind that cannot be used: {kind}', f'set {url.scheme}_proxy to an HTTP proxy, or no_proxy={url.host}')
 
 def _connect(endpoint):
     "A transport to `endpoint` for the running loop"
-    if not endpoint.in_process: return AiohttpTransport(verify=_tls(), limits=httpx.Limits(max_connections=0, keepalive_expiry=30), proxy=_proxy(httpx.URL(endpoint.url)))
-    return httpx.ASGITransport(pkgutil.resolve_name(endpoint.app) if isinstance(endpoint.app, str) else endpoint.app)
+    if endpoint.in_process: return httpx.ASGITransport(pkgutil.resolve_name(endpoint.app) if isinstance(endpoint.app, str) else endpoint.app)
+    unlimited = httpx.Limits(max_connections=0, keepalive_expiry=30) # the gate limits
+    return AiohttpTransport(verify=_tls(), limits=unlimited, proxy=_proxy(httpx.URL(endpoint.url)))
 
 class Pool(NamedTuple):
     "What a client has in one event loop"
@@ -369,13 +371,14 @@ TLS_FIXES = {aiohttp.ClientConnectorCertificateError: 'set SSL_CERT_FILE to a fi
 def _lost(self:AsyncInferenceClient, e):
     "The error that a lost connection is"
     cause,url = e.__cause__ or e,self.endpoint.url # httpx-aiohttp calls a refused connection a timeout; its cause is the error that aiohttp saw
-    if isinstance(cause, (TimeoutError, httpx.TimeoutException)):
+    if isinstance(e, TimeoutError) or isinstance(cause, (TimeoutError, httpx.TimeoutException)):
         return EndpointSlow(f'{url} did not answer within {self.settings.limits.timeout:g} s', FIXES[EndpointSlow])
     tls = next((v for k,v in TLS_FIXES.items() if isinstance(cause, k)), None)
     down = EndpointDown(f'{url} does not answer: {redact(str(cause))[:200] or type(cause).__name__}', tls or self.endpoint.start)
     down.retry = not tls and (self._reached or not isinstance(cause, aiohttp.ClientConnectorError))
     return down
 
+# %% ../nbs/04_client.ipynb #f2a8d515
 @patch
 @asynccontextmanager
 async def _attempt(self:AsyncInferenceClient, attempts, ready):
@@ -399,10 +402,13 @@ async def _attempt(self:AsyncInferenceClient, attempts, ready):
         gate.leave()
 
 @patch
-def _request(self:AsyncInferenceClient, method, path, content=None):
-    "A request with what all of them share"
+def _request(self:AsyncInferenceClient, method, path, content=b''):
+    "A request with what all of them share; as a stream, since httpx takes 18 µs to look at content"
     timeout = self.settings.limits.timeout
-    return httpx.Request(method, self._urls[path], headers=self._headers, content=content, extensions=dict(timeout=dict(connect=min(timeout, 10), read=timeout)))
+    timeouts = dict(connect=min(timeout, 10), read=timeout)
+    request = httpx.Request(method, self._urls[path], headers=self._headers, stream=httpx.ByteStream(content), extensions=dict(timeout=timeouts))
+    request.read()
+    return request
 
 @patch
 async def _try(self:AsyncInferenceClient, request, check, attempts, ready):
@@ -420,18 +426,13 @@ async def _try(self:AsyncInferenceClient, request, check, attempts, ready):
 async def _call(self:AsyncInferenceClient, ask, attempts):
     "What `ask` gives, tried for as long as the limits allow"
     limits,ready = self.settings.limits,time.perf_counter()
-    backoff = wait_random_exponential(multiplier=.5, max=limits.max_wait)
-    async def once():
-        nonlocal ready
+    for k in range(1, limits.attempts + 1):
         try: return await ask(attempts, ready)
-        finally: ready = time.perf_counter()
-    tries = AsyncRetrying(sleep=lambda s: self._pool().gate.wait(s), stop=stop_after_attempt(limits.attempts), reraise=True,
-        wait=lambda state: min(state.outcome.exception().retry_after, limits.max_wait) + backoff(state),
-        retry=retry_if_exception(lambda e: getattr(e, 'retry', False)))
-    try: return await tries(once)
-    except ClientError as e:
-        e.attempts = attempts
-        raise
+        except ClientError as e:
+            ready,e.attempts = time.perf_counter(),attempts
+            if k == limits.attempts or not e.retry: raise
+            floor = min(e.retry_after, limits.max_wait)
+        await self._pool().gate.wait(floor + random.uniform(0, min(2**k/4, limits.max_wait)))
 
 # %% ../nbs/04_client.ipynb #b3981b03
 def _models(body, endpoint):
@@ -473,9 +474,10 @@ class ReplyCache:
         path:str|Path # of the file, made when it is missing
     ):
         self.path = Path(path)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        try: self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
-        except sqlite3.Error as e: raise self._error(e) from None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        except (OSError, sqlite3.Error) as e: raise self._error(e) from None
         weakref.finalize(self, self._db.close)
         if self._run('PRAGMA journal_mode')[0] != 'wal': self._run('PRAGMA journal_mode = wal')
         self._run('PRAGMA synchronous = normal')
@@ -544,23 +546,31 @@ class ModelList(list):
 def _objects(body): return dict2obj(body, list_func=list, dict_func=Completion)
 
 # %% ../nbs/04_client.ipynb #6e2358da
-async def _events(response, endpoint):
+def _chunk(data, endpoint, key):
+    "The chunk in an event; raises a `ClientError` for an error in its place"
+    try: chunk = _json(data)
+    except (ValueError, RecursionError): chunk = None
+    match chunk:
+        case {'error': error} if error:
+            status = error.get('status_code') or error.get('code') if isinstance(error, dict) else None
+            read_response(httpx.Response(status if status in range(400, 600) else 500, content=data), endpoint, key)
+        case {'choices': list(choices)} if all(isinstance(o, dict) for o in choices): return chunk
+    raise ServerError(f'{endpoint.url} sent a chunk that is none: {redact(data)[:200]}', FIXES[ServerError], 200)
+
+async def _events(response, endpoint, key):
     "The chunks in a response; raises a `ClientError` when it breaks off"
     done = False
     try:
         async for event in EventSource(response).aiter_sse():
             if event.data == '[DONE]': return
             if not event.data: continue
-            chunk = _json(event.data)
-            if not isinstance(chunk, dict): raise ValueError(chunk)
-            if error := chunk.get('error'):
-                status = error.get('status_code') or error.get('code') if isinstance(error, dict) else None
-                read_response(httpx.Response(status if status in range(400, 600) else 500, content=event.data), endpoint)
-            done = done or any(o.get('finish_reason') for o in chunk.get('choices') or [])
+            chunk = _chunk(event.data, endpoint, key)
+            done = done or any(o.get('finish_reason') for o in chunk['choices'])
             yield chunk
-    except (ValueError, AttributeError, SSEError) as e:
-        raise ServerError(f'{endpoint.url} sent a stream that is none: {redact(str(e))[:200]}', FIXES[ServerError], response.status_code) from None
-    if not done: raise ServerError(f'{endpoint.url} broke off its stream', FIXES[ServerError], response.status_code)
+    except SSEError:
+        await response.aread()
+        raise ServerError(f'{endpoint.url} answered without a stream: {redact(response.text)[:200]}', FIXES[ServerError], 200) from None
+    if not done: raise ServerError(f'{endpoint.url} broke off its stream', FIXES[ServerError], 200)
 
 @patch
 async def _chunks(self:AsyncInferenceClient, request, attempts, ready):
@@ -572,7 +582,7 @@ async def _chunks(self:AsyncInferenceClient, request, attempts, ready):
             if not response.is_success:
                 await response.aread()
                 read_response(response, self.endpoint, self._key)
-            async for chunk in _events(response, self.endpoint): yield _objects(chunk)
+            async for chunk in _events(response, self.endpoint, self._key): yield _objects(chunk)
         finally: await response.aclose()
 
 # %% ../nbs/04_client.ipynb #2a2bbda5

@@ -1,13 +1,14 @@
 "The client against real servers that misbehave"
-import asyncio, contextlib, json, math, socket, subprocess, sys, threading, time, traceback
+import asyncio, contextlib, gc, json, math, multiprocessing, shutil, socket, sqlite3, ssl, subprocess, sys, threading, time, traceback
 from dataclasses import replace
 from email.utils import formatdate
 
 import orjson, pytest
 
 from synth_lab import client as room
-from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, EndpointDown, InferenceClient, ModelNotFoundError,
-    RateLimited, ServerError, endpoint)
+from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, CacheError, ClientError, ContextLength, EndpointDown, EndpointSlow, Gate, InferenceClient,
+    ModelNotFoundError, RateLimited, ReplyCache, ServerError, endpoint, gather_chunks, retry_after)
+from synth_lab.dialects import DIALECTS
 from synth_lab.serve import serving
 
 HELLO = dict(model='m', usage=dict(prompt_tokens=10, completion_tokens=2),
@@ -91,6 +92,28 @@ def test_retry_after_is_a_floor_and_clamped(value, low, high, waits):
     post(app=Scripted(fail(429, retry_after=value), OK))
     assert len(waits) == 1 and low <= waits[0] <= high
 
+@pytest.mark.parametrize('headers, text, seconds', [
+    ({'retry-after': '7.5'}, '', 7.5), ({'retry-after': '90s'}, '', 90), ({'retry-after-ms': '1500', 'retry-after': '9'}, '', 1.5), ({'retry-after-ms': 'soon', 'retry-after': '9'}, '', 9),
+    ({'x-ratelimit-reset-requests': '1s'}, '', 1), ({'x-ratelimit-reset-tokens': '6m0s'}, '', 360), ({'x-ratelimit-reset-tokens': '120ms'}, '', .12),
+    ({'x-ratelimit-reset-tokens': '1h2m3.5s'}, '', 3723.5), ({'x-ratelimit-reset-requests': '2m59.56s', 'x-ratelimit-reset-tokens': '7.66s'}, '', 179.56),
+    ({'x-ratelimit-reset-requests': '2m59.56s', 'x-ratelimit-remaining-requests': '14369', 'x-ratelimit-reset-tokens': '7.66s', 'x-ratelimit-remaining-tokens': '0'}, '', 7.66),
+    ({'x-ratelimit-reset-tokens': '6m0s'}, 'Please try again in 7.66s.', 7.66), ({'retry-after': '2'}, 'Please try again in 7.66s.', 2),
+    ({}, 'Limit 12000, Used 11000, Requested 2500. Please try again in 1m7.5s. Need more tokens? Upgrade', 67.5), ({}, 'Please try again in 20ms.', .02),
+    ({}, 'Please retry after 6 seconds.', 6), ({}, 'Please retry in 37.4s.', 37.4), ({}, 'TRY AGAIN IN 2 MINUTES', 120),
+    ({}, 'try again in 3 months', 0), ({}, 'try again later', 0),
+    ({}, '[{"error": {"code": 429, "details": [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37s"}]}}]', 37),
+    ({'x-ratelimit-reset-tokens': 'never'}, '', 0), ({'retry-after': '1s later'}, '', 0), ({'retry-after': '1e400'}, '', math.inf)])
+def test_how_long_to_wait_in_every_form(headers, text, seconds): assert retry_after(headers, text) == pytest.approx(seconds)
+
+def test_what_the_body_says_about_waiting_is_a_floor(waits):
+    post(app=Scripted(fail(429, 'Please try again in 7.66s.'), OK))
+    assert 7.66 <= waits[0] <= 8.16 and len(waits) == 1
+
+def test_each_attempt_says_how_long_it_waited(waits):
+    _,attempts = post(app=Scripted(fail(500), fail(429, retry_after='3'), OK))
+    assert [o['waited_s'] for o in attempts] == pytest.approx([0, waits[0], waits[1]], abs=.01) and waits[1] >= 3
+    assert set(attempts[0]) == {'started_at', 'waited_s', 'latency_ms', 'http_status', 'error'}
+
 def test_waits_grow_at_random(waits):
     failed(ServerError, app=Scripted(fail(500)))
     assert all(0 <= o <= .5*2**i for i,o in enumerate(waits)) and len(set(waits)) == 4
@@ -152,15 +175,246 @@ def test_a_server_that_goes_away_is_waited_for(waits):
     asyncio.run(go())
     assert len(waits) == 4
 
-def test_a_server_that_is_too_slow():
-    async def go(url):
-        client = AsyncInferenceClient(base_url=url)
-        limits = client.settings.limits.model_copy(update=dict(timeout=.1, attempts=2))
-        client.settings = client.settings._replace(limits=limits)
-        with pytest.raises(EndpointDown) as e: await client.post(ASK)
+def limited(client, **limits):
+    "`client` with other limits"
+    client.settings = client.settings._replace(limits=client.settings.limits.model_copy(update=limits))
+    return client
+
+@pytest.mark.parametrize('wire', [True, False])
+def test_a_server_that_is_too_slow(wire):
+    async def go(**kw):
+        client = limited(AsyncInferenceClient(**kw), timeout=.1, attempts=2)
+        with pytest.raises(EndpointSlow, match=r'within 0.1 s.*timeout') as e: await client.post(ASK)
+        assert (client.gate.running, client.gate.limit) == (0, 1) and 'within' in client.gate.why
         await client.aclose()
         return e.value
-    with serving(Scripted(OK, delay=.6)) as url: assert len(asyncio.run(go(url)).attempts) == 2
+    app = Scripted(OK, delay=.6)
+    with serving(app) if wire else contextlib.nullcontext() as url: error = asyncio.run(go(base_url=url) if wire else go(app=app))
+    assert len(error.attempts) == 2 and isinstance(error, EndpointDown)
+
+def test_a_body_that_never_ends_is_too_slow():
+    async def drip(scope, receive, send):
+        await send(dict(type='http.response.start', status=200, headers=[]))
+        for _ in range(12):
+            await send(dict(type='http.response.body', body=b' ', more_body=True))
+            await asyncio.sleep(.05)
+    async def go(url):
+        client = limited(AsyncInferenceClient(base_url=url), timeout=.2, attempts=1)
+        with pytest.raises(EndpointSlow): await client.post(ASK)
+        await client.aclose()
+    with serving(drip) as url: asyncio.run(go(url))
+
+# ---- the gate
+
+def test_an_endpoint_is_never_asked_by_more_than_it_takes(waits):
+    "A server with four places and 64 callers: all are answered, and the gate has found the four"
+    class Small(Scripted):
+        async def __call__(self, scope, receive, send):
+            self.answers = [fail(429) if self.now >= 4 else OK]
+            await super().__call__(scope, receive, send)
+    async def go(app):
+        client = limited(AsyncInferenceClient(app=app), attempts=100)
+        got = await asyncio.gather(*(client.post(ASK) for _ in range(64)))
+        return got,client.gate
+    got,gate = asyncio.run(go(Small(OK, delay=.001)))
+    assert [o[0] for o in got] == [HELLO]*64 and 1 <= gate.limit < 64 and (gate.running, gate.waiting) == (0, 0)
+    assert max(len(o[1]) for o in got) > 1
+
+def test_the_limit_of_the_settings_holds_and_all_clients_share_it():
+    async def go(url):
+        one,two = (limited(AsyncInferenceClient(base_url=url), concurrency=5) for _ in range(2))
+        assert one.gate is two.gate and one.gate.most == 5
+        await asyncio.gather(*(o.post(ASK) for o in [one, two]*10))
+        for o in (one, two): await o.aclose()
+    app = Scripted(OK, delay=.01)
+    with serving(app) as url: asyncio.run(go(url))
+    assert app.most == 5
+
+def test_endpoints_and_loops_do_not_share_a_gate():
+    async def gate(client): return client.gate
+    app = Scripted(OK)
+    one,other = AsyncInferenceClient(app=app),AsyncInferenceClient(app=Scripted(OK))
+    assert one.gate.limit == 256
+    first = asyncio.run(gate(one))
+    assert first is one.gate and asyncio.run(gate(one)) is not first and asyncio.run(gate(other)) is not first
+
+class Stopped:
+    "A clock that goes on to the next waking when everybody sleeps"
+    def __init__(self): self.at,self.asleep = 1000.,[]
+    def time(self): return NOON + self.at
+    def perf_counter(self): return self.at
+    async def pause(self, seconds):
+        self.asleep.append((self.at + seconds, wake := asyncio.get_running_loop().create_future()))
+        await wake
+    async def run(self, task):
+        while not task.done():
+            for _ in range(50): await asyncio.sleep(0)
+            if self.asleep and not task.done():
+                self.asleep.sort(key=lambda o: o[0])
+                self.at,wake = self.asleep.pop(0)
+                wake.set_result(None)
+        return await task
+
+def test_retry_after_closes_the_gate_for_everybody_and_they_come_back_apart(monkeypatch):
+    "Twenty calls are told to wait for 30 s; 40 that come later wait too, and no more than half as many are there at once"
+    clock,came = Stopped(),[]
+    monkeypatch.setattr(room, 'time', clock)
+    monkeypatch.setattr(room, 'pause', clock.pause)
+    class Busy(Scripted):
+        async def __call__(self, scope, receive, send):
+            came.append(clock.at - 1000)
+            self.now += 1
+            self.most = max(self.most, self.now)
+            await clock.pause(.05)
+            self.now -= 1
+            status,headers,body = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+            await send(dict(type='http.response.start', status=status, headers=[(b'retry-after', b'30')]))
+            await send(dict(type='http.response.body', body=orjson.dumps(body)))
+    async def go():
+        app = Busy(*[fail(429, 'slow down')]*20, OK)
+        client = AsyncInferenceClient(app=app)
+        first = [asyncio.create_task(client.post(ASK)) for _ in range(20)]
+        while clock.at == 1000 or client.gate.running:
+            await asyncio.sleep(0)
+            if len(clock.asleep) == 20 and clock.at == 1000:
+                for _,wake in clock.asleep: wake.set_result(None)
+                clock.at,clock.asleep = 1000.05,[]
+        assert (client.gate.limit, client.gate.waiting, app.most) == (10, 20, 20)
+        app.most = 0
+        rest = asyncio.gather(*first, *(client.post(ASK) for _ in range(40)))
+        for _ in range(50): await asyncio.sleep(0)
+        assert client.gate.waiting == 60 and '429: slow down' in client.gate.why
+        got = await clock.run(asyncio.ensure_future(rest))
+        assert (client.gate.waiting, client.gate.running, client.gate.why) == (0, 0, '')
+        return got,app.most
+    got,most = asyncio.run(go())
+    assert [o[0] for o in got] == [HELLO]*60 and len(came) == 80
+    assert min(came[20:]) >= 30 and most <= 14 and len(set(came[20:])) > 40
+    assert [o['http_status'] for o in got[0][1]] == [429, 200] and min(o[1][-1]['waited_s'] for o in got) >= 29.99
+
+def test_a_burst_of_overload_halves_once():
+    async def go():
+        gate = Gate(256)
+        for _ in range(64): await gate.enter()
+        began = room.time.perf_counter()
+        for _ in range(64): gate.narrow('503', began, 0)
+        assert gate.limit == 32
+        for _ in range(64): gate.leave()
+        for k in range(40): gate.narrow('503', room.time.perf_counter(), 0)
+        assert gate.limit == 1 and gate.why == '503'
+        for _ in range(3): gate.widen()
+        assert gate.limit == 2 and gate.why == ''
+        for _ in range(10**5): gate.widen()
+        assert gate.limit == 256
+    asyncio.run(go())
+
+@pytest.mark.parametrize('status, limit', [(429, 1), (503, 1), (529, 1), (500, 256), (400, 256)])
+def test_what_counts_as_overload(status, limit):
+    async def go():
+        client = limited(AsyncInferenceClient(app=Scripted(fail(status))), attempts=1)
+        with pytest.raises(ClientError): await client.post(ASK)
+        return client.gate.limit
+    assert asyncio.run(go()) == limit
+
+def test_places_go_in_order_and_a_cancelled_one_passes_it_on():
+    async def go():
+        gate,order = Gate(1),[]
+        async def one(k):
+            await gate.enter()
+            order.append(k)
+        await gate.enter()
+        tasks = [asyncio.create_task(one(k)) for k in range(4)]
+        await asyncio.sleep(0)
+        assert gate.waiting == 4
+        tasks[0].cancel()
+        gate.leave() # gives the place to 1, or to 0 that cannot use it
+        tasks[1].cancel() # after it was given the place
+        await asyncio.gather(*tasks[:2], return_exceptions=True)
+        await tasks[2]
+        assert (order, gate.running, gate.waiting) == ([2], 1, 1)
+        gate.leave()
+        await tasks[3]
+        gate.leave()
+        assert (order, gate.running, gate.waiting, len(gate._queue)) == ([2, 3], 0, 0, 0)
+    asyncio.run(go())
+
+def test_a_cancelled_wait_for_the_gate_to_open_gives_its_place_back(monkeypatch):
+    monkeypatch.setattr(room, 'pause', asyncio.sleep)
+    async def go():
+        gate = Gate(4)
+        gate.narrow('429', room.time.perf_counter(), 60)
+        task = asyncio.create_task(gate.enter())
+        await asyncio.sleep(0)
+        assert gate.waiting == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (gate.running, gate.waiting) == (0, 0)
+    asyncio.run(go())
+
+def test_a_cancelled_call_closes_its_connection_and_leaves_the_gate():
+    gone = threading.Event()
+    async def hang(scope, receive, send):
+        while (await receive())['type'] != 'http.disconnect': pass
+        gone.set()
+    async def go(url):
+        client = AsyncInferenceClient(base_url=url)
+        task = asyncio.create_task(client.post(ASK))
+        while not client.gate.running: await asyncio.sleep(.01)
+        await asyncio.sleep(.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError): await task
+        assert (client.gate.running, client.gate.limit) == (0, 256)
+        await asyncio.to_thread(gone.wait, 5)
+        await client.aclose()
+    with serving(hang) as url: asyncio.run(go(url))
+    assert gone.is_set()
+
+# ---- TLS
+
+@pytest.mark.skipif(not shutil.which('openssl'), reason='openssl makes the certificate')
+def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, monkeypatch):
+    "Not tried again, nothing sent, and the way out works"
+    subprocess.run(['openssl', 'req', '-x509', '-newkey', 'rsa:2048', '-nodes', '-keyout', tmp_path/'key.pem', '-out', tmp_path/'cert.pem', '-days', '2',
+        '-subj', '/CN=127.0.0.1', '-addext', 'subjectAltName=IP:127.0.0.1'], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path/'cert.pem', tmp_path/'key.pem')
+    seen = []
+    def serve(sock):
+        with contextlib.suppress(OSError):
+            while True:
+                conn,_ = sock.accept()
+                with contextlib.suppress(ssl.SSLError), context.wrap_socket(conn, server_side=True) as tls:
+                    seen.append(tls.recv(65536))
+                    tls.sendall(WHOLE)
+    with socket.create_server(('127.0.0.1', 0)) as sock:
+        threading.Thread(target=serve, args=[sock], daemon=True).start()
+        url = f'https://127.0.0.1:{sock.getsockname()[1]}/v1'
+        e = failed(EndpointDown, url, api_key=KEY)
+        assert len(e.attempts) == 1 and 'certificate' in e.message and 'SSL_CERT_FILE' in e.fix and not any(KEY.encode() in o for o in seen)
+        monkeypatch.setenv('SSL_CERT_FILE', str(tmp_path/'cert.pem'))
+        room._tls.cache_clear()
+        try: assert post(url)[0] == HELLO
+        finally: room._tls.cache_clear()
+        sock.shutdown(socket.SHUT_RDWR)
+
+def test_https_to_a_server_without_it():
+    with raw(b'HTTP/1.1 400 Bad Request\r\n\r\n') as url: e = failed(EndpointDown, url.replace('http', 'https'))
+    assert 'http://' in e.fix and len(e.attempts) == 1
+
+# ---- proxies
+
+def test_a_proxy_of_the_environment_is_used_and_no_proxy_is_kept(monkeypatch):
+    for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY', 'no_proxy', 'NO_PROXY'): monkeypatch.delenv(name, raising=False)
+    app = Scripted(OK)
+    with serving(app) as proxy:
+        monkeypatch.setenv('http_proxy', proxy.removeprefix('http://').removesuffix('/v1'))
+        assert post('http://models.invalid/v1')[0] == HELLO and app.asked[0][2]['host'] == 'models.invalid'
+        monkeypatch.setenv('no_proxy', 'models.invalid')
+        failed(EndpointDown, 'http://models.invalid/v1')
+        monkeypatch.delenv('no_proxy')
+        monkeypatch.setenv('http_proxy', 'socks5://127.0.0.1:1')
+        assert 'no_proxy' in str(failed(ClientError, 'http://models.invalid/v1'))
+    assert app.posts == 1
 
 # ---- answers that make no sense
 
@@ -195,6 +449,19 @@ def test_a_call_that_the_server_itself_could_not_read_is_the_models_fault_not_th
     body,attempts = post(app=Scripted((400, {}, dict(error=said))))
     assert body == dict(model='m', error=said, choices=[dict(index=0, finish_reason='tool_use_failed', message=dict(role='assistant', content='<function=do>{"actions"'))])
     assert [o['http_status'] for o in attempts] == [400]
+
+@pytest.mark.parametrize('message', ["tool call validation failed: attempted to call tool 'act_now' which was not in request.tools",
+    'tool call validation failed: parameters for tool interact_many did not match schema: errors: [missing properties: actions]'])
+def test_a_call_that_does_not_fit_the_tools_is_the_models_fault(message):
+    app = Scripted(fail(400, message, 'invalid_request_error'))
+    body,attempts = post(app=app)
+    assert (body['choices'][0]['finish_reason'], body['choices'][0]['message']['content'], body['error']['message']) == ('tool_use_failed', '', message)
+    assert app.posts == 1 and message in attempts[0]['error']
+
+def test_a_schema_that_the_server_does_not_take_is_the_requests_fault():
+    failed(BadRequest, app=Scripted(fail(400, "Invalid schema for function 'interact_many': did not match schema")))
+
+def test_an_error_in_a_list(): assert 'API key not valid' in str(failed(BadRequest, app=Scripted((400, {}, [dict(error=dict(message='API key not valid'))]))))
 
 def test_context_length(): assert len(failed(ContextLength, app=Scripted(fail(400, 'too long', 'context_length_exceeded'))).attempts) == 1
 
@@ -284,6 +551,15 @@ def test_one_async_client_in_two_loops():
         client = AsyncInferenceClient(base_url=url)
         assert [asyncio.run(client.post(ASK))[0] for _ in range(2)] == [HELLO]*2
 
+def test_loops_that_are_gone_leave_nothing_behind():
+    with serving(Scripted(OK)) as url:
+        client = AsyncInferenceClient(base_url=url)
+        for _ in range(5): asyncio.run(client.post(ASK))
+        assert len(client._pools) == 1
+        del client
+        gc.collect()
+        assert not [k for k in room._gates if k[1] == url]
+
 def test_many_at_once():
     async def go(url):
         client = AsyncInferenceClient(base_url=url)
@@ -311,6 +587,215 @@ def test_objects_and_dicts():
     r = InferenceClient(app=Scripted(OK)).chat.completions.create(**ASK, temperature=None)
     assert r == HELLO and r.usage.prompt_tokens == 10 and r.choices[0].message.tool_calls is None and json.loads(json.dumps(r)) == HELLO
     with pytest.raises(AttributeError): r.choises
+
+# ---- streams
+
+class Streaming:
+    "An ASGI app that answers with server-sent events, or with a (status, headers, body) in their place, and keeps the bodies it was sent"
+    def __init__(self, *answers): self.answers,self.asked = list(answers),[]
+    async def __call__(self, scope, receive, send):
+        if scope['type'] != 'http': return
+        self.asked.append(orjson.loads((await receive())['body']))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        status,headers,parts = answer if isinstance(answer, tuple) else (200, {'content-type': 'text/event-stream; charset=utf-8'}, answer)
+        await send(dict(type='http.response.start', status=status, headers=[(k.encode(), v.encode()) for k,v in headers.items()]))
+        for o in parts if isinstance(parts, list) else [orjson.dumps(parts)]:
+            await send(dict(type='http.response.body', body=o if isinstance(o, bytes) else o.encode(), more_body=True))
+        await send(dict(type='http.response.body', body=b''))
+
+def sse(o): return f'data: {json.dumps(o)}\n\n'
+def piece(finish=None, index=0, **delta):
+    return sse(dict(id='c', model='m', created=1, object='chat.completion.chunk', choices=[dict(index=index, delta=delta, finish_reason=finish)]))
+def call(index=None, **of): return dict(dict(index=index) if index is not None else {}, **of)
+TEXT = [piece(role='assistant', content=''), piece(content='Hel'), piece(content='lo!'), piece('stop'), sse(dict(choices=[], usage=HELLO['usage'])), 'data: [DONE]\n\n']
+CALLS = [piece(role='assistant', content=None, tool_calls=[call(0, id='a', type='function', function=dict(name='look', arguments=''))]),
+    piece(tool_calls=[call(0, function=dict(arguments='{"x"'))]),
+    piece(tool_calls=[call(1, id='b', function=dict(name='step', arguments='{}')), call(0, function=dict(arguments=': 1}'))]),
+    piece('tool_calls'), 'data: [DONE]\n\n']
+
+def streamed(url=None, **kw):
+    async def go():
+        client = AsyncInferenceClient(base_url=url, **kw)
+        try: return [o async for o in await client.chat.completions.create(**ASK, stream=True)]
+        finally:
+            assert client.gate.running == 0
+            await client.aclose()
+    return asyncio.run(go())
+
+@pytest.mark.parametrize('wire', [True, False])
+def test_a_stream_of_text(wire):
+    app = Streaming(TEXT)
+    with serving(app) if wire else contextlib.nullcontext() as url:
+        chunks = streamed(url) if wire else streamed(app=app)
+        assert [o.choices[0].delta.content for o in chunks if o.choices] == ['', 'Hel', 'lo!', None]
+        again = list(InferenceClient(**(dict(base_url=url) if wire else dict(app=app))).chat.completions.create(**ASK, stream=True))
+    whole = gather_chunks(chunks)
+    assert again == chunks and app.asked == [ASK | dict(stream=True)]*2
+    assert whole.choices == HELLO['choices'] and whole.usage == HELLO['usage'] and (whole.object, whole.model) == ('chat.completion', 'm')
+
+def test_a_stream_of_tool_calls():
+    chunks = streamed(app=Streaming(CALLS))
+    assert chunks[0].choices[0].delta.tool_calls[0].function.name == 'look' and chunks[1].choices[0].delta.tool_calls[0].id is None
+    message = gather_chunks(chunks).choices[0].message
+    assert [(o.id, o.type, o.function.name, o.function.arguments) for o in message.tool_calls] == [('a', 'function', 'look', '{"x": 1}'), ('b', 'function', 'step', '{}')]
+    assert message.content is None and gather_chunks(chunks).choices[0].finish_reason == 'tool_calls'
+
+def test_calls_that_come_whole_and_without_an_index():
+    parts = [piece(tool_calls=[call(id=k, function=dict(name='f', arguments=f'{{"{k}": 1}}'))]) for k in 'ab'] + [piece('tool_calls')]
+    assert [(o.id, o.function.arguments) for o in gather_chunks(streamed(app=Streaming(parts))).choices[0].message.tool_calls] == [('a', '{"a": 1}'), ('b', '{"b": 1}')]
+
+def test_thoughts_logprobs_and_several_choices_are_gathered():
+    logprobs = lambda t: dict(content=[dict(token=t, logprob=-1.)])
+    part = lambda i, t: sse(dict(model='m', choices=[dict(index=i, delta=dict(reasoning_content=t), logprobs=logprobs(t), finish_reason=None)]))
+    got = gather_chunks(streamed(app=Streaming([part(1, 'x'), part(0, 'a'), part(0, 'b'), piece('stop'), piece('length', 1)])))
+    seen = [(o.index, o.message.reasoning_content, o.finish_reason, [t.token for t in o.logprobs.content]) for o in got.choices]
+    assert seen == [(0, 'ab', 'stop', ['a', 'b']), (1, 'x', 'length', ['x'])]
+
+def test_bytes_may_be_cut_anywhere():
+    raw = ''.join([': ping\n\n', piece(content='Hé\u2028llo'), piece('stop')]).replace('\n', '\r\n').encode()
+    assert gather_chunks(streamed(app=Streaming([raw[i:i+3] for i in range(0, len(raw), 3)]))).choices[0].message.content == 'Hé\u2028llo'
+
+@pytest.mark.parametrize('rest', ['', 'data: {"choi', 'data: <html>\n\n', sse([1]), sse(dict(choices=[1])), sse(dict(error='overloaded')),
+    'event: error\n' + sse(dict(error=dict(message='overloaded')))])
+def test_a_stream_that_breaks_is_an_error_and_not_tried_again(rest):
+    app = Streaming([piece(content='x'), rest])
+    with pytest.raises(ServerError): streamed(app=app)
+    assert len(app.asked) == 1
+
+def test_a_connection_that_is_cut_inside_a_stream():
+    head = b'HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 9999\r\n\r\n'
+    with raw(head + ''.join(TEXT[:3]).encode()) as url, pytest.raises(EndpointDown): streamed(url)
+
+def test_an_error_inside_a_stream_is_of_its_kind():
+    with pytest.raises(RateLimited): streamed(app=Streaming([piece(content='x'), sse(dict(error=dict(message='slow down', code=429)))]))
+    with pytest.raises(AuthError) as e: streamed(app=Streaming([piece(content='x'), sse(dict(error=dict(message=f'bad {KEY}', status_code=401)))]), api_key=KEY)
+    assert KEY not in str(e.value)
+
+@pytest.mark.parametrize('bad', [fail(500), fail(429), (200, {}, HELLO), [], ['data: [DONE]\n\n'], [sse(dict(error=dict(message='busy')))]])
+def test_a_stream_is_tried_again_until_its_first_chunk(bad):
+    app = Streaming(bad, TEXT)
+    assert gather_chunks(streamed(app=app)).choices == HELLO['choices'] and len(app.asked) == 2
+
+def test_what_cannot_be_streamed_says_why():
+    with pytest.raises(BadRequest, match='no such'): streamed(app=Streaming(fail(400, 'no such')))
+    said = dict(message='Failed to call a function', code='tool_use_failed', failed_generation='<function=do>{"actions"')
+    got = gather_chunks(streamed(app=Streaming((400, {}, dict(error=said)))))
+    assert (got.choices[0].finish_reason, got.choices[0].message.content, got.error.code) == ('tool_use_failed', '<function=do>{"actions"', 'tool_use_failed')
+
+def test_a_stream_that_is_left_or_never_read_gives_its_place_back():
+    async def endless(scope, receive, send):
+        await send(dict(type='http.response.start', status=200, headers=[(b'content-type', b'text/event-stream')]))
+        with contextlib.suppress(OSError):
+            for _ in range(80):
+                await send(dict(type='http.response.body', body=piece(content='x').encode(), more_body=True))
+                await asyncio.sleep(.01)
+    async def go(url):
+        client = AsyncInferenceClient(base_url=url)
+        create = client.chat.completions.create
+        stream = await create(**ASK, stream=True)
+        async for _ in stream: break
+        assert client.gate.running == 1
+        await stream.aclose()
+        assert client.gate.running == 0
+        stream = await create(**ASK, stream=True) # never read
+        del stream
+        for _ in range(100):
+            gc.collect()
+            if not client.gate.running: break
+            await asyncio.sleep(.01)
+        assert client.gate.running == 0
+        async def read():
+            async for _ in await create(**ASK, stream=True): pass
+        task = asyncio.create_task(read())
+        await asyncio.sleep(.1)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert client.gate.running == 0
+        await client.aclose()
+    with serving(endless) as url: asyncio.run(go(url))
+
+# ---- the cache
+
+def test_the_same_request_is_asked_once(tmp_path):
+    app = Scripted(OK)
+    def client(): return AsyncInferenceClient(app=app, cache=tmp_path/'deep/cache.sqlite')
+    for k in (1, 2): # a second client stands for a second run
+        one = client()
+        body,attempts = asyncio.run(one.post(ASK))
+        assert body == HELLO and len(attempts) == (k == 1)
+    assert InferenceClient(app=app, cache=tmp_path/'deep/cache.sqlite').chat.completions.create(**ASK).choices[0].message.content == 'Hello!'
+    assert app.posts == 1
+
+@pytest.mark.parametrize('other', [dict(model='n'), dict(messages=[dict(role='user', content='Ho')]), dict(seed=1), dict(temperature=.5), dict(tools=[]),
+    dict(max_tokens=5), dict(thinking=True), dict(top_p=.9), dict(tool_choice='none'), dict(anything=1)])
+def test_another_request_is_another_key(other, tmp_path):
+    async def go():
+        client = AsyncInferenceClient(app=app, cache=tmp_path/'cache.sqlite')
+        client.endpoint = replace(client.endpoint, dialect=DIALECTS['vllm'])
+        return [len((await client.post(o))[1]) for o in (ASK, ASK | other, dict(reversed(ASK.items())), ASK | other)]
+    app = Scripted(OK)
+    assert asyncio.run(go()) == [1, 1, 0, 0]
+
+def test_another_endpoint_is_another_key(tmp_path):
+    with serving(Scripted(OK)) as one, serving(Scripted(OK)) as other:
+        assert [len(post(o, cache=tmp_path/'cache.sqlite')[1]) for o in (one, other, one)] == [1, 1, 0]
+
+def test_only_good_replies_are_kept(tmp_path):
+    cache = tmp_path/'cache.sqlite'
+    unread = (400, {}, dict(error=dict(message='x', code='tool_use_failed', failed_generation='<')))
+    app = Scripted(unread, fail(400), (200, {}, HELLO | dict(error='half')), (200, {}, HELLO | dict(choices=[dict(message=dict(content='sk-' + 'a1'*10))])), OK)
+    assert post(app=app, cache=cache)[0]['choices'][0]['finish_reason'] == 'tool_use_failed'
+    failed(BadRequest, app=app, cache=cache)
+    for _ in range(2): post(app=app, cache=cache)
+    assert post(app=app, cache=cache)[0] == HELLO and app.posts == 5
+    assert post(app=app, cache=cache) == (HELLO, []) and app.posts == 5
+
+def test_nothing_secret_is_in_the_cache(tmp_path):
+    secret = ASK | dict(messages=[dict(role='user', content='a private question')])
+    post(payload=secret, app=Scripted(OK), api_key=KEY, cache=tmp_path/'cache.sqlite')
+    held = b''.join(o.read_bytes() for o in tmp_path.iterdir())
+    assert b'Hello!' in held and KEY.encode() not in held and b'private' not in held
+
+def test_a_file_that_is_no_cache(tmp_path):
+    (tmp_path/'a').write_text('not a database, and long enough to be seen as none of them' * 100)
+    for path in (tmp_path/'a', tmp_path/'a'/'b', tmp_path):
+        with pytest.raises(CacheError, match='another file'): AsyncInferenceClient(app=Scripted(OK), cache=path)
+
+def _fill(path, k):
+    cache = ReplyCache(path)
+    for i in range(50): cache.put(f'{i}', dict(n=i))
+    return [cache.get(f'{i}')['n'] for i in range(50)] == list(range(50))
+
+def test_several_processes_and_threads_share_a_cache(tmp_path):
+    path = str(tmp_path/'cache.sqlite')
+    with multiprocessing.get_context('spawn').Pool(2) as pool: assert pool.starmap(_fill, [(path, k) for k in range(4)]) == [True]*4
+    cache,got = ReplyCache(path),[]
+    def read():
+        for i in range(50):
+            cache.put(f't{i}', dict(n=i))
+            got.append(cache.get(f't{i}') == dict(n=i) == cache.get(f'{i}'))
+    threads = [threading.Thread(target=read) for _ in range(4)]
+    for o in threads: o.start()
+    for o in threads: o.join()
+    assert got == [True]*200
+    assert sqlite3.connect(path).execute('SELECT count(*) FROM replies').fetchone() == (100,)
+
+# ---- dialects
+
+def test_requests_are_in_the_endpoints_dialect(monkeypatch):
+    app = Streaming((200, {}, HELLO))
+    with serving(app) as url:
+        monkeypatch.setenv('OPENAI_BASE_URL', url)
+        post('openai', ASK | dict(model='gpt-4o-mini', max_tokens=9))
+    assert app.asked[0]['max_completion_tokens'] == 9 and 'max_tokens' not in app.asked[0]
+    assert endpoint('https://api.groq.com/openai/v1').dialect is DIALECTS['groq'] and endpoint('http://10.0.0.1/v1').dialect is DIALECTS['openai']
+    assert AsyncInferenceClient(app=app).endpoint.dialect is DIALECTS['local']
+
+def test_an_image_passes_through_untouched():
+    app = Streaming((200, {}, HELLO))
+    content = [dict(type='text', text='Hi'), dict(type='image_url', image_url=dict(url='data:image/png;base64,iVBORw0KGgo='))]
+    post(app=app, payload=dict(model='m', messages=[dict(role='user', content=content)]))
+    assert app.asked[0]['messages'][0]['content'] == content
 
 # ---- cost
 
