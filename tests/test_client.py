@@ -9,7 +9,9 @@ from synth_lab import client as room
 from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, CacheError, ClientError, ContextLength, EndpointDown, EndpointSlow, Gate, InferenceClient,
     ModelNotFoundError, RateLimited, ReplyCache, ServerError, endpoint, gather_chunks, retry_after)
 from synth_lab.dialects import DIALECTS
+from synth_lab.mock import FAILURES, LIMITS, SHAPES, mock
 from synth_lab.serve import serving
+from synth_lab.tools import interact_many, read_reply
 
 HELLO = dict(model='m', usage=dict(prompt_tokens=10, completion_tokens=2),
     choices=[dict(index=0, finish_reason='stop', message=dict(role='assistant', content='Hello!'))])
@@ -713,6 +715,37 @@ def test_a_stream_that_is_left_or_never_read_gives_its_place_back():
         assert client.gate.running == 0
         await client.aclose()
     with serving(endless) as url: asyncio.run(go(url))
+
+TOOLS = dict(messages=ASK['messages'], model='m', tools=[interact_many(8)])
+
+@pytest.mark.parametrize('dialect', SHAPES)
+def test_a_stream_says_what_the_whole_reply_says_in_every_dialect(dialect, monkeypatch):
+    async def go(url):
+        client = AsyncInferenceClient(base_url=replace(endpoint(url), dialect=DIALECTS[dialect]))
+        body,_ = await client.post(TOOLS)
+        chunks = [o async for o in await client.stream(TOOLS | dict(stream_options=dict(include_usage=True)))]
+        await client.aclose()
+        return body,gather_chunks(chunks)
+    with serving(mock(dialect=dialect, plays=['do', 'sleep'])) as url: body,whole = asyncio.run(go(url))
+    for found in (body, whole):
+        reply = read_reply(found['choices'][0], 8)
+        assert (reply.verdict, reply.actions, found['choices'][0]['finish_reason']) == ('ok', ('do', 'sleep'), body['choices'][0]['finish_reason'])
+    assert whole.usage.completion_tokens == body['usage']['completion_tokens'] and len(calls_of(whole)) == len(calls_of(body))
+
+def calls_of(body): return body['choices'][0]['message'].get('tool_calls') or []
+
+@pytest.mark.parametrize('kind', LIMITS | FAILURES)
+@pytest.mark.parametrize('wire', [True, False])
+def test_a_stream_survives_what_happens_before_its_first_chunk_and_tells_the_rest(kind, wire):
+    app = mock(faults=[kind], plays=['do'], slow=.01)
+    inside = kind in ('half_body', 'error_in_body') or wire and kind == 'cut_body' # in process a body that is cut has no beginning
+    def ask(client): return gather_chunks(list(client.chat.completions.create(**TOOLS, stream=True)))
+    with serving(app) if wire else contextlib.nullcontext() as url:
+        client = InferenceClient(base_url=url) if wire else InferenceClient(app=app)
+        if inside:
+            with pytest.raises(ClientError) as e: ask(client)
+            assert e.value.retry and app.counts.total() == 1
+        else: assert read_reply(ask(client).choices[0], 8).actions == ('do',) and app.counts.total() == 2 - kind.startswith('slow')
 
 # ---- the cache
 
