@@ -6,8 +6,9 @@ import httpx, orjson, pytest
 
 import synth_lab.client
 from synth_lab.agent import Agent, turn
-from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, ModelNotFoundError, RateLimited
+from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, Endpoint, ModelNotFoundError, RateLimited
 from synth_lab.core import LabError
+from synth_lab.dialects import DIALECTS
 from synth_lab.mock import FAULTS, REPLIES, SHAPES, mock, mock_process, schedule
 from synth_lab.serve import serving
 from synth_lab.tools import interact_many, read_reply
@@ -72,6 +73,7 @@ def message(dialect):
     return choice['message'],choice['finish_reason']
 
 def test_the_shapes_of_dialects():
+    assert SHAPES.keys() == DIALECTS.keys()
     call = dict(id='call_0', type='function', function=dict(name='interact_many', arguments='{"actions":["do"]}'))
     assert message('openai') == (dict(role='assistant', content=None, refusal=None, annotations=[], tool_calls=[call]), 'tool_calls')
     assert message('groq') == (dict(role='assistant', reasoning='I walk on.', tool_calls=[call]), 'tool_calls')
@@ -124,13 +126,21 @@ def test_our_client_does_not_ask_again(kind, error):
     with pytest.raises(error) as e: asyncio.run(AsyncInferenceClient(app=app).post(ASKED))
     assert len(e.value.attempts) == 1 and app.counts == {kind: 1}
 
+@pytest.mark.parametrize('field', ['thinking', 'reasoning_content', 'logprobs'])
+def test_fields_that_a_server_does_not_know(field):
+    asked = dict(messages=[dict(role='assistant', content='', reasoning_content='Hm.')]) if field == 'reasoning_content' else {field: True}
+    taken = {o for o in SHAPES if in_process(mock(dialect=o), **asked).status_code == 200}
+    assert SHAPES.keys() - taken == {'openai', 'groq'} - ({'openai'} if field == 'logprobs' else set())
+    assert f'supplied: {field}' in in_process(mock(dialect='groq'), **asked).json()['error']['message']
+
 @pytest.mark.parametrize('dialect', SHAPES)
 def test_our_agent_in_each_dialect(dialect):
-    obs = format(look(World(seed=4), 200))
-    async def go(kind):
-        client = AsyncInferenceClient(app=mock(faults=[kind], dialect=dialect, plays=['do']))
-        return (await turn(Agent('mock', max_tokens=64), client, [], obs, seed=0)).reply
-    replies = [asyncio.run(go(k)) for k in (None, *REPLIES)]
+    obs,agent = format(look(World(seed=4), 200)),Agent('mock', max_tokens=64, history='full', keep_thoughts=True)
+    async def go(url):
+        client = AsyncInferenceClient(base_url=Endpoint('mock', url, dialect=DIALECTS[dialect]))
+        first = await turn(agent, client, [], obs, seed=0)
+        return [first.reply, *[(await turn(agent, client, [first.memory], obs, seed=0)).reply for _ in REPLIES]]
+    with serving(mock(faults=[None, *REPLIES], dialect=dialect, plays=['do'])) as url: replies = asyncio.run(go(url))
     assert [o.verdict for o in replies] == ['ok', *(v.outcome for v in REPLIES.values())] and replies[0].actions == ('do',)
     assert all(not o.actions for o in replies if o.verdict != 'ok')
 
@@ -203,6 +213,12 @@ def test_the_log_is_bounded():
     app = mock(log=2)
     for i in range(4): in_process(app, seed=i)
     assert [(o['n'], o['asked']['seed']) for o in app.calls] == [(2, 2), (3, 3)] and app.counts == dict(good=4)
+
+def test_latency_may_be_drawn():
+    app = mock(latency=(.01, .03))
+    with serving(app) as url:
+        began = time.monotonic()
+        assert all(usable(meet(url)) for _ in range(5)) and time.monotonic() - began >= .05
 
 def test_a_slow_answer_is_late_and_whole():
     with serving(mock(latency=.1, faults=['slow'], slow=.1)) as url:
