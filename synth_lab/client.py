@@ -35,8 +35,8 @@ from .dialects import DIALECTS, Dialect, dialect_of, dollars
 class ClientError(LabError):
     "A call that failed"
     retry = False
-    def __init__(self, message, fix=None, status=None, retry_after=0.):
-        self.status,self.retry_after,self.attempts = status,retry_after,[]
+    def __init__(self, message, fix=None, status=None):
+        self.status,self.retry_after,self.attempts = status,0.,[]
         super().__init__(message, fix)
 
 class AuthError(ClientError): "The key is missing or was refused"
@@ -100,7 +100,8 @@ FIXES = {AuthError: 'set {key} to a key that {name} accepts, or pass api_key=',
     ContextLength: 'show less history, or a shorter system prompt', ToolUseFailed: 'the request is well; ask again, or another model',
     EndpointSlow: 'raise [limits] timeout in settings.ini, or lower the concurrency',
     RateLimited: 'lower the concurrency, or raise [limits] attempts in settings.ini',
-    ServerError: 'try again later', 303: 'an RL checkpoint has to be promoted before it can be asked'}
+    ServerError: 'try again later', 303: 'an RL checkpoint has to be promoted before it can be asked',
+    402: 'pay {name}, or take another endpoint', 'insufficient_quota': 'pay {name}, or take another endpoint; no waiting helps'}
 
 def _json(content):
     "The JSON in `content`; raises `ValueError`"
@@ -163,6 +164,19 @@ def retry_after(
     return said or _full_again(headers)
 
 # %% ../nbs/04_client.ipynb #9c43b316
+def _status(error):
+    "The HTTP status of an error that came with a good one"
+    found = (error.get('status_code') or error.get('code')) if isinstance(error, dict) else None
+    return found if found in range(400, 600) else 500
+
+def _good(response, endpoint):
+    "The body of a response with a good status, and the status that it should have had"
+    try: body = _json(response.content)
+    except (ValueError, RecursionError):
+        raise ServerError(f'{endpoint.url} answered {response.status_code} with a body that is not JSON', FIXES[ServerError], response.status_code) from None
+    error = body.get('error') if isinstance(body, dict) and not body.get('choices') else None
+    return body,_status(error) if error else response.status_code
+
 def read_response(
     response:httpx.Response, # of any status
     endpoint:Endpoint,       # that sent it
@@ -171,14 +185,13 @@ def read_response(
     "The body of a good response"
     status = response.status_code
     if 200 <= status < 300:
-        try: return _json(response.content)
-        except (ValueError, RecursionError):
-            raise ServerError(f'{endpoint.url} answered {status} with a body that is not JSON', FIXES[ServerError], status) from None
+        body,status = _good(response, endpoint)
+        if status < 300: return body
     error = _said(response)
-    cls = _error_class(status, error)
-    said = redact(error['message'].replace(key, '[redacted]') if key else error['message'])
-    fix = (FIXES.get(status) or FIXES.get(cls, 'mend the request as the server says')).format(key=endpoint.key or 'the key', name=endpoint.name)
-    e = cls(f'{endpoint.url} answered {status}: {said or "nothing"}', fix, status, retry_after(response.headers, response.text) if cls.retry else 0.)
+    cls,said = _error_class(status, error),redact(error['message'].replace(key, '[redacted]') if key else error['message'])
+    fix = FIXES.get(error['code']) or FIXES.get(status) or FIXES.get(cls, 'mend the request as the server says')
+    e = cls(f'{endpoint.url} answered {status}: {said or "nothing"}', fix.format(key=endpoint.key or 'the key', name=endpoint.name), status)
+    if cls.retry: e.retry_after = retry_after(response.headers, response.text)
     if cls is ToolUseFailed: e.body = error
     if error['code'] == 'insufficient_quota': e.retry = False # a 429 that no waiting mends
     raise e
@@ -323,6 +336,12 @@ def _close(pools):
         else: closing.close() # a loop that stands still closes nothing
 
 # %% ../nbs/04_client.ipynb #bdd54aa8
+def _checked_key(key, endpoint):
+    "A key that can be sent in a header; the error does not show it"
+    key = key.strip()
+    if key.isascii() and key.isprintable(): return key
+    raise AuthError(f'the key for {endpoint.name} holds letters that no key has', f'set {endpoint.key or "it"} again; look for curly quotes and line breaks that came along')
+
 class AsyncInferenceClient:
     "Chat completions of one endpoint, for use with `await`"
     def __init__(self,
@@ -334,7 +353,7 @@ class AsyncInferenceClient:
         self.endpoint = endpoint(base_url) if app is None else Endpoint('local', 'http://local/v1', app=app, dialect=DIALECTS['local'])
         self.settings,self._pools,self._reached = settings(),{},False
         self.cache = None if cache is None else ReplyCache(cache)
-        self._key = (api_key or os.environ.get(self.endpoint.key or '') or '').strip()
+        self._key = _checked_key(api_key or os.environ.get(self.endpoint.key or '') or '', self.endpoint)
         headers = {'content-type':'application/json', 'accept-encoding':'gzip, deflate'} # what httpx can always read
         self._headers = httpx.Headers(headers | ({'authorization':f'Bearer {self._key}'} if self._key else {}))
         self._urls = {o:httpx.URL(self.endpoint.url + o) for o in ('/chat/completions', '/models')}
@@ -442,9 +461,9 @@ def _models(body, endpoint):
     return [o for o in data if isinstance(o, dict) and isinstance(o.get('id'), str)]
 
 def _completion(body, endpoint):
-    "A chat completion's body, which has to hold a choice"
-    choices = body.get('choices') if isinstance(body, dict) else None
-    if isinstance(choices, list) and choices and isinstance(choices[0], dict): return body
+    "A chat completion's body, which has to hold a choice that did not fail"
+    match body:
+        case {'choices': [dict(first), *_]} if not first.get('error'): return body
     raise ServerError(f'{endpoint.url} answered without choices: {redact(str(body))[:200]}', FIXES[ServerError], 200)
 
 @patch
@@ -548,14 +567,9 @@ def _objects(body): return dict2obj(body, list_func=list, dict_func=Completion)
 # %% ../nbs/04_client.ipynb #6e2358da
 def _chunk(data, endpoint, key):
     "The chunk in an event; raises a `ClientError` for an error in its place"
-    try: chunk = _json(data)
-    except (ValueError, RecursionError): chunk = None
-    match chunk:
-        case {'error': error} if error:
-            status = error.get('status_code') or error.get('code') if isinstance(error, dict) else None
-            read_response(httpx.Response(status if status in range(400, 600) else 500, content=data), endpoint, key)
-        case {'choices': list(choices)} if all(isinstance(o, dict) for o in choices): return chunk
-    raise ServerError(f'{endpoint.url} sent a chunk that is none: {redact(data)[:200]}', FIXES[ServerError], 200)
+    match read_response(httpx.Response(200, content=data), endpoint, key):
+        case {'choices': list(choices)} as chunk if all(isinstance(o, dict) and not o.get('error') for o in choices): return chunk
+    raise ServerError(f'{endpoint.url} sent a chunk without choices: {redact(data)[:200]}', FIXES[ServerError], 200)
 
 async def _events(response, endpoint, key):
     "The chunks in a response; raises a `ClientError` when it breaks off"

@@ -85,8 +85,8 @@ def test_only_what_may_pass_is_tried_again(status, cls, tries, waits):
 
 def test_quota_that_is_spent_is_not_waited_for():
     app = Scripted(fail(429, 'You exceeded your current quota', 'insufficient_quota'))
-    failed(RateLimited, app=app)
-    assert app.posts == 1
+    e = failed(RateLimited, app=app)
+    assert app.posts == 1 and 'pay' in e.fix and 'concurrency' not in e.fix
 
 @pytest.mark.parametrize('value, low, high', [('2', 2, 2.5), ('0.5', .5, 1), ('abc', 0, .5), ('', 0, .5), ('-3', 0, .5), ('nan', 0, .5),
     ('9999', 60, 60.5), ('inf', 60, 60.5), (formatdate(NOON + 30, usegmt=True), 30, 30.5), (formatdate(NOON - 30, usegmt=True), 0, .5), ('Wed, 99 Foo', 0, .5)])
@@ -421,10 +421,15 @@ def test_a_proxy_of_the_environment_is_used_and_no_proxy_is_kept(monkeypatch):
 # ---- answers that make no sense
 
 @pytest.mark.parametrize('body', [b'<html>Bad gateway</html>', b'', b'[]', b'null', b'{"choices": []}', b'{"choices": [null]}',
-    b'{"error": {"message": "overloaded"}}', b'['*100_000])
+    b'{"error": {"message": "overloaded"}}', b'{"choices": [], "error": "overloaded"}', b'{"choices": [{"error": {"code": 502}, "finish_reason": "error"}]}', b'['*100_000])
 def test_a_good_status_with_a_bad_body(body):
     e = failed(ServerError, app=Scripted((200, {}, body)))
     assert len(e.attempts) == 5 and e.attempts[0]['http_status'] == 200
+
+@pytest.mark.parametrize('code, cls, tries', [(429, RateLimited, 5), (401, AuthError, 1), (404, ModelNotFoundError, 1), (200, ServerError, 5), (None, ServerError, 5)])
+def test_an_error_that_came_with_a_good_status_is_of_its_own_kind(code, cls, tries):
+    app = Scripted(*[(200, {}, dict(error=dict(message='no', code=code)))]*tries, (200, {}, dict(data=[])))
+    assert len(failed(cls, app=app).attempts) == tries
 
 def test_numbers_and_letters_that_json_does_not_have():
     body = json.dumps(HELLO | dict(logprob=math.nan)).replace('Hello!', '\\ud83d!').encode()
@@ -489,6 +494,9 @@ def test_a_key_is_never_shown():
     assert not any(KEY in repr(o) for o in [*clients, clients[0].endpoint])
     with pytest.raises(EndpointDown) as e: clients[0].chat.completions.create(**ASK)
     assert KEY not in str(e.value) + str(e.value.attempts)
+    for bad in (f'{KEY}\nx-other: 1', f'«{KEY}»'):
+        with pytest.raises(AuthError, match='GROQ_API_KEY') as e: AsyncInferenceClient(bad, 'groq')
+        assert KEY not in ''.join(traceback.format_exception(e.value))
     e = failed(BadRequest, app=Scripted(fail(400, f'bad header {KEY}')), api_key=KEY)
     assert KEY not in str(e) + str(e.attempts)
 
