@@ -90,11 +90,11 @@ def _text(value):
 def _get(value, key): return value.get(key) if isinstance(value, dict) else None
 
 def _signature(call):
-    "The name and the text of the arguments that an object gives, None for what it does not say; arguments given twice are glued, which no JSON is"
+    "The name and the arguments, as text, that an object gives; None for what it does not say"
     if not isinstance(call, dict): return None, None
     inner = call.get('function')
     if isinstance(inner, dict): call,inner = call | inner,None
-    given = [_text(call[k]) for k in ARGUMENTS if k in call]
+    given = [_text(call[k]) for k in ARGUMENTS if k in call] # given twice, they are glued below: no JSON, so malformed
     return call.get('name', inner), ''.join(given) if given else None
 
 # %% ../nbs/03_tools.ipynb #38c28e6a
@@ -197,7 +197,7 @@ def _described(found, tool):
     return None if None in (name, args) else (_text(name), args)
 
 def _json_calls(text, tool=None):
-    "The calls that `text` describes, of `tool` where it names none; empty when it describes something else; raises `ValueError` unless it is one whole JSON text"
+    "The calls that `text` describes, if any, of `tool` where it names none; raises `ValueError` unless it is one whole JSON text"
     found = _decode(_unfenced(text))
     if isinstance(found, dict): found = found.get('tool_calls', [found])
     calls = [_described(o, tool) for o in found] if isinstance(found, list) else []
@@ -207,13 +207,11 @@ def _json_calls(text, tool=None):
 _PYTHON_LIST = re.compile(r"\[\s*'\w*'(?:\s*,\s*'\w*')*\s*\]")
 
 def _value(text):
-    "What the text of one argument means; raises `ValueError` when it begins as JSON and does not end so"
+    "What the text of one argument means"
     text = text.strip().replace('<|"|>', '"')
     if _PYTHON_LIST.fullmatch(text): text = text.replace("'", '"')
     try: return _decode(text)
-    except ValueError:
-        if text[:1] in ('[', '{', '"'): raise
-    return text
+    except ValueError: return text
 
 def _paired(pair, text):
     "The arguments that `text` gives one by one, as JSON; raises `ValueError`"

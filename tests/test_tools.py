@@ -282,6 +282,10 @@ CASES = {
     'JSON that is no call': (said('The map is {"tree": [3, 4]}.'), 'no_call'),
     'prose of a call': (said('I would call interact_many with move_left.'), 'no_call'),
     'an answer invented after the call': (said(TAGGED + '<tool_response>{"wood": 1}</tool_response>'), 'ok'),
+    'something between the arguments': (said('<function=interact_many><parameter=actions>["move_left", "do"]</parameter> or sleep</function>'), 'malformed'),
+    'an argument twice': (said('<function=interact_many><parameter=actions>["do"]</parameter><parameter=actions>["sleep"]</parameter></function>'), 'malformed'),
+    'arguments where the tool should stand': (said(f'<｜tool▁call▁begin｜>{ARGS}'), 'malformed'),
+    'one action without quotes or list': (said('<function=step><parameter=action>do</parameter></function><function=step><parameter=action>jump</parameter></function>'), 'invalid_action'),
     'two blocks': (said(TAGGED.replace(', "do"', '') + TAGGED.replace('"move_left", ', '')), 'ok'),
 }
 
@@ -402,7 +406,7 @@ marks = sorted({o for k in WRITTEN for o in re.split(r'"\]?|\b(?:do|interact_man
 pieces = st.lists(st.sampled_from([*marks, '"do"', '"sleep"', '"actions"', '"name"', '"interact_many"', 'interact_many', 'actions', '["do", "sleep"]', ARGS, TAGGED,
     '{', '}', '[', ']', ', ', ': ', '"', '\\"', "'", '\n', ' ', 'x']) | st.text(max_size=3), max_size=14).map(''.join)
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=500, deadline=None, derandomize=True)
 @given(pieces)
 @example('[TOOL_CALLS]' * 50 + ARGS)
 @example('<tool_call>{"name": "x", "arguments": {}, "parameters": {}, "actions": ["do"]}</tool_call>')
@@ -432,7 +436,7 @@ def test_several_calls_cut_anywhere_are_whole_calls_or_nothing(plan, kind, at):
         assert list(reply.actions) in [sum(plan[:k], []) for k in range(1, len(plan) + 1)] and contained(text, reply.actions)
     valid_history(reply)
 
-@settings(max_examples=1500, deadline=None, derandomize=True)
+@settings(max_examples=800, deadline=None, derandomize=True)
 @given(actions, st.sampled_from([*WRITTEN]), st.integers(0, 300), st.integers(0, 40), st.text('[]{}",:\\\'<>/ ado\n', max_size=2))
 def test_no_damage_to_a_reply_invents_a_plan(names, kind, at, lost, noise):
     "Some characters lost, others in their place: what is carried out stands in the text, whole"
