@@ -21,7 +21,7 @@ from .live import screen
 from .metrics import Paired, paired, summary
 from .policies import list_models
 from .replays import Film, Rerun, film, fork, rerun
-from .rollout import Run, rollout, rollout_sync
+from .rollout import Run, rollout, rollout_sync, stream
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft
@@ -33,17 +33,18 @@ class Lab:
     def __init__(self,
         path=None,         # the folder; by default the one in `settings.ini`, or `SYNTH_LAB_PATH`
         endpoint:str=None, # name or URL; by default `OPENAI_BASE_URL`, else the one in `settings.ini`
-        api_key:str=None   # by default from the endpoint's environment variable
+        api_key:str=None,  # by default from the endpoint's environment variable
+        cache:bool=False   # ask the endpoint only what it was not asked before: replies are kept in `cache.sqlite` in the folder
     ):
         self.path = Path(path or settings().lab).expanduser().absolute()
         self.store = Store(self.path)
-        self.endpoint,self._key = client.endpoint(endpoint),api_key
+        self.endpoint,self._key,self._cache = client.endpoint(endpoint),api_key,self.path/'cache.sqlite' if cache else None
         self.models_path,self.datasets_path = self.path/'models',self.path/'datasets'
 
     def _client(self, cls):
         "A client of class `cls`; in the box, it is served this lab's own checkpoints"
-        if self.endpoint.in_process and self.endpoint.name == 'local': return cls(app=create_app(self.models_path))
-        return cls(self._key, self.endpoint)
+        if self.endpoint.in_process and self.endpoint.name == 'local': return cls(app=create_app(self.models_path), cache=self._cache)
+        return cls(self._key, self.endpoint, cache=self._cache)
 
     @cached_property
     def client(self)->client.InferenceClient:
@@ -75,6 +76,11 @@ async def rollout(self:Lab,
 def rollout_sync(self:Lab, model:str, seeds, **how)->Run:
     "`rollout` for a script, or wherever `await` is not at hand"
     return rollout_sync(self.store, *self._player(model, how), seeds, **how)
+
+@patch
+def stream(self:Lab, model:str, seeds, **how): # an async iterator
+    "`rollout`, but each `TurnEvent` and `EpisodeEvent` as it happens, and the `Run` at last"
+    return stream(self.store, *self._player(model, how), seeds, **how)
 
 # %% ../nbs/15_lab.ipynb #18b688f5
 @patch
