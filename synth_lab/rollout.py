@@ -27,7 +27,7 @@ from fastcore.basics import patch
 from fastcore.meta import delegates
 
 from .agent import Agent, TurnMemory, turn, user_text
-from .client import AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError
+from .client import AsyncInferenceClient, AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError
 from .core import LabError, digest, new_id, now, redact
 from .live import EpisodeEvent, Live, TurnEvent, on_screen
 from .traces import RunWriter, Store, StoreError
@@ -426,12 +426,13 @@ async def rollout(
     _check_counts(length=length, max_turns=max_turns, group_size=group_size, concurrency=concurrency, max_failures=max_failures or 1, processes=processes)
     _check_amounts(episode_timeout=episode_timeout, token_limit=token_limit, cost_limit=cost_limit, time_limit=time_limit)
     if cost_limit: _check_price(client, agent.model)
+    if processes > 1: _luggage(client)
     planned = plan_episodes(run_id, seeds, group_size)
     config = _config(client, agent, planned[0], difficulty, length) | dict(split=split, max_turns=max_turns, group_size=group_size, seed=seed)
     with store.run(run_id, config, planned, resume) as writer:
         play = Play(config, agent, client, writer, Live(agent.model, len(planned), getattr(client, 'gate', None)),
             Budget(token_limit, cost_limit, time_limit), episode_timeout, max_failures, on_turn, on_end)
-        await _play(play, *(_rest(store, play, planned) if resume else (planned, {})), concurrency, processes)
+        await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), concurrency, processes)
     return Run(run_id, agent.model, store, play.stopped)
 
 # %% ../nbs/07_rollout.ipynb #5d8805d1
@@ -554,6 +555,10 @@ class Line:
         "The next message"
         try: return pickle.loads(await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(8))))
         except (asyncio.IncompleteReadError, ConnectionError): return None
+
+@patch
+def __reduce__(self:AsyncInferenceClient):  # without its connections
+    return type(self),(self._key, self.endpoint, None, self.cache and self.cache.path)
 
 def _luggage(client):
     "`client` as bytes; raises `RolloutError` for one that cannot leave this process"
