@@ -254,8 +254,8 @@ async def _opened(self:Gate):
     "Wait until the gate opens; it may close again meanwhile"
     seen = 0.
     while self._opens > max(seen, time.perf_counter()):
-        seen = self._opens
-        await self.wait(seen - time.perf_counter() + random.uniform(0, .5))
+        seen,left = self._opens,self._opens - time.perf_counter()
+        await self.wait(left + random.uniform(0, min(left, .5)))
 
 @patch
 def leave(self:Gate):
@@ -265,6 +265,7 @@ def leave(self:Gate):
 
 @patch
 def _admit(self:Gate):
+    "Hand out the free places"
     while self._queue and self.running < self.limit:
         turn = self._queue.popleft()
         if turn.done(): continue # cancelled
@@ -633,7 +634,8 @@ def _add_call(calls, part):
     said = part.get('function') or {}
     call['id'] = call['id'] or part.get('id')
     call['function']['name'] = call['function']['name'] or said.get('name')
-    call['function']['arguments'] += said.get('arguments') or ''
+    more = said.get('arguments') or ''
+    call['function']['arguments'] += more if isinstance(more, str) else orjson.dumps(more).decode() # whole calls may hold an object
 
 def _add(choice, calls, part):
     "Add a piece of a choice to it"
@@ -653,7 +655,7 @@ def gather_chunks(
     for chunk in chunks:
         body |= {k:v for k,v in chunk.items() if k != 'choices' and v is not None}
         for part in chunk.get('choices') or []:
-            k = part.get('index', 0)
+            k = part.get('index') or 0
             choice = choices.setdefault(k, dict(index=k, finish_reason=None, message=dict(role='assistant', content=None)))
             _add(choice, calls.setdefault(k, {}), part)
     for k,found in calls.items():

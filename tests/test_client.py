@@ -651,8 +651,10 @@ def test_a_stream_of_tool_calls():
     assert message.content is None and gather_chunks(chunks).choices[0].finish_reason == 'tool_calls'
 
 def test_calls_that_come_whole_and_without_an_index():
-    parts = [piece(tool_calls=[call(id=k, function=dict(name='f', arguments=f'{{"{k}": 1}}'))]) for k in 'ab'] + [piece('tool_calls')]
-    assert [(o.id, o.function.arguments) for o in gather_chunks(streamed(app=Streaming(parts))).choices[0].message.tool_calls] == [('a', '{"a": 1}'), ('b', '{"b": 1}')]
+    for arguments in ('{"x":1}', dict(x=1)):
+        parts = [piece(index=None, tool_calls=[call(id=k, function=dict(name='f', arguments=arguments))]) for k in 'ab'] + [piece('tool_calls')]
+        calls = gather_chunks(streamed(app=Streaming(parts))).choices[0].message.tool_calls
+        assert [(o.id, o.function.arguments) for o in calls] == [('a', '{"x":1}'), ('b', '{"x":1}')]
 
 def test_thoughts_logprobs_and_several_choices_are_gathered():
     logprobs = lambda t: dict(content=[dict(token=t, logprob=-1.)])
