@@ -356,10 +356,11 @@ def _asked(mock, body):
     try: asked = orjson.loads(body)
     except orjson.JSONDecodeError: asked = None
     if not isinstance(asked, dict): raise LabError('the body of the request is not a JSON object', 'send what the chat completions API asks for')
-    unknown = mock.shape.refuses and [k for o in (asked, *asked.get('messages', ())) for k in mock.shape.refuses & o.keys()]
-    if unknown: raise LabError(f'Unrecognized request argument supplied: {unknown[0]}')
+    unknown = [o for o in (asked, *(asked.get('messages') or ())) if not mock.shape.refuses.isdisjoint(o)]
+    if unknown: raise LabError(f'Unrecognized request argument supplied: {", ".join(mock.shape.refuses.intersection(unknown[0]))}')
     return asked
 
+# %% ../nbs/13a_mock.ipynb #571d9373
 async def _chat(mock, body, receive, send):
     "Answer a request for a chat completion; raises `LabError`"
     asked = _asked(mock, body)

@@ -172,8 +172,8 @@ REFUSALS = {ModelNotFound:(404, 'model_not_found'), ObservationError:(422, 'no_o
 def _json(body, status=200): return Response(orjson.dumps(body, option=orjson.OPT_SERIALIZE_NUMPY), status, media_type='application/json')
 
 def error_body(
-    message:str,      # what went wrong
-    code:str|None=None,  # for programs
+    message:str,         # what went wrong
+    code:str|None=None,  # the same for programs
     param:str|None=None, # the field of the request that is wrong
     kind:str='invalid_request_error' # the error's `type`
 )->dict:
@@ -185,6 +185,7 @@ def _refusal(error):
     status,code = next((v for k,v in REFUSALS.items() if isinstance(error, k)), (500, 'error'))
     return _json(error_body(str(error), code, getattr(error, 'param', None)), status)
 
+# %% ../nbs/13_serve.ipynb #3efec257
 def _listed(model):
     "A row of `list_models` as the API has it: `created` is in seconds since 1970"
     made = model['created'] and datetime.fromisoformat(model['created']).timestamp()
@@ -198,6 +199,7 @@ def _answer(asked, models):
     return completion(asked, obs, [policy.decide(obs, most, temperature, rng) for _ in range(asked.n or 1)])
 
 async def _stream(body, asked):
+    "The events of the response to a request that wants a stream"
     for o in events(chunks(body, bool((asked.stream_options or {}).get('include_usage')))): yield o
 
 def create_app(
@@ -266,11 +268,11 @@ def _app(app, options):
     return found if options is None else found(**options)
 
 def serve(
-    app,                  # an ASGI app or its import string, such as `synth_lab.serve:app`
-    host:str='127.0.0.1', # address to listen on
-    port:int=8000,        # 0 takes one that is free
+    app,                    # an ASGI app or its import string, such as `synth_lab.serve:app`
+    host:str='127.0.0.1',   # address to listen on
+    port:int=8000,          # 0 takes one that is free
     options:dict|None=None, # `app` is a function that returns the app, to be called with these; None for an app
-    ready=None            # called with the base URL once the port is open
+    ready=None              # called with the base URL once the port is open
 ): # raises `LabError` when the port is taken
     "Serve `app` until the process is interrupted"
     server = _server(_app(app, options))
@@ -289,10 +291,10 @@ def _child():
 
 @contextmanager
 def serving_process(
-    app:str,              # import string of an ASGI app, or of a function that returns one
+    app:str,                # import string of an ASGI app, or of a function that returns one
     options:dict|None=None, # what to call that function with, as far as JSON can say it; None for an app
-    host:str='127.0.0.1', # address to listen on
-    port:int=0            # 0 takes one that is free
+    host:str='127.0.0.1',   # address to listen on
+    port:int=0              # 0 takes one that is free
 ): # yields the base URL; raises `LabError` when the server does not start
     "`app` on a port, in a process of its own, while the block runs"
     asked = json.dumps(dict(app=app, options=options, host=host, port=port))
