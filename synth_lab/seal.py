@@ -6,7 +6,8 @@
 __all__ = ['seal_segment', 'Verified']
 
 # %% ../nbs/06a_seal.ipynb #f9b69ebd
-import fcntl, hashlib, os, shutil, threading, warnings
+import fcntl, hashlib, os, shutil, warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def seal_segment(
     "Write a finished segment as Parquet with a manifest; the segment stays"
     run,name = path.parents[1],path.stem
     (run/'sealed').mkdir(exist_ok=True)
-    held = [_locked(run/'sealed'), _locked(path, fcntl.LOCK_SH)]  # one seals at a time; nobody writes
+    held = [_locked(run/'sealed', fcntl.LOCK_EX), _locked(path, fcntl.LOCK_SH|fcntl.LOCK_NB)]  # one seals at a time, nobody writes
     try:
         if None in held or not path.stat().st_size or (run/'manifest'/f'{name}.json').exists(): return False
         new,seal = run/'sealed'/f'.{name}.tmp',run/'sealed'/name
@@ -97,14 +98,14 @@ def seal(self:Store,
     except (OSError, duckdb.IOException) as e:
         raise StoreError(f'cannot seal in {self.path}: {e}', 'nothing is lost; make room or mend the folder, then seal again') from None
 
-def _in_background(path):
-    "Seal the full segment at `path` in a thread that the process waits for"
-    def work():
-        try: seal_segment(path)
-        except (OSError, duckdb.Error) as e: warnings.warn(f'{path} stays as JSON lines: {e}')
-    threading.Thread(target=work, name=f'seal {path.stem}').start()
+_SEALER = ThreadPoolExecutor(1, 'seal')  # one: a second would take the processor from the games; a process that ends waits for it
 
-RunWriter.rotated = staticmethod(_in_background)
+def _try_seal(path):
+    "Seal the full segment at `path`, or leave it as it is"
+    try: seal_segment(path)
+    except (OSError, duckdb.Error) as e: warnings.warn(f'{path} stays as JSON lines: {e}')
+
+RunWriter.rotated = staticmethod(lambda path: _SEALER.submit(_try_seal, path))
 
 # %% ../nbs/06a_seal.ipynb #c956cc86
 def _damage(
@@ -156,8 +157,8 @@ def verify(self:Store)->Verified:
     problems = [o for f,m in seals.items() for o in _damage(f, m)] + [f'{p} is not what its name says' for p in images if _stamp(p)['sha256'] != p.name]
     if not problems: problems = [f'`{row[1]}` ' + said.format(*row[2:]) for said,q in _AGREE.items() for row in (tuple(o.values()) for o in self.rows(q))]
     sizes = [o['bytes'] for m in seals.values() for o in m['files'].values()] + [p.stat().st_size for p in images]
-    planned,torn = (self.rows(f'SELECT {q}')[0]['n'] for q in ('count(*) AS n FROM planned', 'coalesce(sum(torn), 0)::BIGINT AS n FROM segments'))
-    return Verified(len(sizes), sum(sizes), planned, torn, tuple(problems))
+    ask = lambda q: 0 if problems else self.rows(f'SELECT {q}')[0]['n']
+    return Verified(len(sizes), sum(sizes), ask('count(*) AS n FROM planned'), ask('coalesce(sum(torn), 0)::BIGINT AS n FROM segments'), tuple(problems))
 
 # %% ../nbs/06a_seal.ipynb #22539075
 @patch
@@ -170,7 +171,7 @@ def gc(self:Store,
         lines = seal.parents[1]/'live'/f'{seal.name}.jsonl'
         if lines.exists() and not list(_damage(seal, manifest)): freed += _delete(lines)
     for folder in self.path.glob(f'runs/{run_id or "*"}/sealed'):
-        if (fd := _locked(folder)) is None: continue  # somebody seals right now
+        fd = _locked(folder, fcntl.LOCK_EX)  # nobody seals right now
         freed += sum(_delete(o) for o in folder.iterdir() if not (folder.parent/'manifest'/f'{o.name}.json').exists())
         os.close(fd)
     return freed

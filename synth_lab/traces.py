@@ -110,10 +110,10 @@ class RunWriter:
         self._segments,self._held = [],None
 
 # %% ../nbs/06_traces.ipynb #fad81b49
-def _locked(path, how=fcntl.LOCK_EX):
-    "A descriptor that locks the file or folder at `path` for this process until it is closed; None when another one has it"
+def _locked(path, how=fcntl.LOCK_EX|fcntl.LOCK_NB):
+    "A descriptor that locks the file or folder at `path` until it is closed; None when somebody else has it"
     fd = os.open(path, os.O_RDONLY)
-    try: fcntl.flock(fd, how|fcntl.LOCK_NB)
+    try: fcntl.flock(fd, how)
     except BlockingIOError:
         os.close(fd)
         return None
@@ -121,7 +121,7 @@ def _locked(path, how=fcntl.LOCK_EX):
 
 def _writers(folder):
     "Process ids of those who write the run in `folder`"
-    found = {p:_locked(p, fcntl.LOCK_SH) for p in sorted((folder/'live').glob('*.jsonl'))}
+    found = {p:_locked(p, fcntl.LOCK_SH|fcntl.LOCK_NB) for p in sorted((folder/'live').glob('*.jsonl'))}
     for fd in found.values(): fd is None or os.close(fd)
     return [p.stem.split('-')[-2] for p,fd in found.items() if fd is None]
 
@@ -282,7 +282,7 @@ _LIVE = dict(
     calls=f"SELECT run_id, {_CALL} FROM events WHERE kind = 'call'",
     steps=f"SELECT {_KEY}, {', '.join(f's.{c}' for c in _STEPS)} FROM (SELECT {_KEY}, unnest(steps) AS s FROM events WHERE kind = 'call')",
     messages="SELECT run_id, msg_id, role, body FROM events WHERE kind = 'message'",
-    played=f"SELECT run_id, {_CALL}, steps FROM events WHERE kind = 'call'")
+    played=f"SELECT run_id, {_CALL}, coalesce(steps, []) AS steps FROM events WHERE kind = 'call'")
 
 _CUT = '"\\u0000"'  # stands in `raw_cut` where the thought stands in the reply
 _UNCUT = f"replace(raw_cut, '{_CUT}', to_json(thought)::VARCHAR)::JSON"
@@ -293,7 +293,7 @@ def _sources(
     "Where calls, steps and messages come from"
     read = {t:f"SELECT * FROM read_parquet([{', '.join(map(_quoted, files))}], union_by_name = true)" for t,files in sealed.items()}
     if 'calls' in read: read['calls'] = f"SELECT * EXCLUDE raw_cut REPLACE (coalesce(raw, {_UNCUT}) AS raw) FROM ({read['calls']})"
-    if 'calls' in read: read['played'] = f"""SELECT c.*, s.steps FROM ({read['calls']}) c LEFT JOIN (SELECT {_KEY},
+    if 'calls' in read: read['played'] = f"""SELECT c.*, coalesce(s.steps, []) AS steps FROM ({read['calls']}) c LEFT JOIN (SELECT {_KEY},
         list({{{', '.join(f'{c}: {c}' for c in _STEPS)}}} ORDER BY step) AS steps FROM ({read.get('steps', _LIVE['steps'])}) GROUP BY ALL) s
         ON {' AND '.join(f'c.{k} IS NOT DISTINCT FROM s.{k}' for k in _KEY.split(', '))}"""
     return {f'{t}_from' if t != 'played' else t:f'{q} UNION ALL BY NAME {read[t]}' if t in read else q for t,q in _LIVE.items()}
@@ -413,7 +413,8 @@ def refresh(self:Store)->Store: # itself
             try: self._load(runs, *self._listed(runs))
             except (duckdb.IOException, FileNotFoundError): continue  # a file vanished between the list and the read
             except duckdb.Error as e:
-                raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}', 'move the file that it names out of its run') from None
+                raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}',
+                    'store.verify() names a sealed file that is damaged; move it, or the file named here, out of its run') from None
             return self
         raise StoreError(f'{self.path}: files vanish while they are read', 'wait for whoever deletes them')
 
@@ -578,6 +579,6 @@ def unfinished(self:Store,
     return self.rows(f"""SELECT e.episode_id, e.attempt, any_value(e.started_at) AS started_at,
         coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps,
                 input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
-            ORDER BY c.turn, c.started_at) FILTER (c.turn IS NOT NULL), []) AS calls
+            ORDER BY c.turn, c.started_at, c.call_id) FILTER (c.turn IS NOT NULL), []) AS calls
         FROM episodes e LEFT JOIN played c USING (run_id, episode_id, attempt)
         WHERE run_id = ? AND e.status NOT IN {_FINAL} AND e.status <> 'planned' GROUP BY ALL ORDER BY e.episode_id""", run_id)

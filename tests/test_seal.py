@@ -1,0 +1,315 @@
+"What the notebook on sealing should not carry: killed sealers, readers meanwhile, damaged files, odd rows"
+import os, random, signal, subprocess, time
+from concurrent.futures import ThreadPoolExecutor
+
+import duckdb, orjson, pytest
+
+from synth_lab import seal, traces
+from synth_lab.seal import seal_segment
+from synth_lab.traces import Store, StoreError
+from test_traces import CONFIG, ODD, STEP, begin, call, end, live, plan, script, store  # noqa: F401
+
+TABLES = ('runs', 'episodes_all', 'episodes', 'calls_all', 'calls', 'steps_all', 'messages', 'rewards')
+
+def everything(store):
+    found = {t:store.rows(f'FROM {t} ORDER BY ALL') for t in TABLES} | {r['run_id']:store.unfinished(r['run_id']) for r in store.rows('FROM runs')}
+    return found | dict(torn=store.rows('SELECT run_id, sum(lines)::INT AS lines, sum(torn)::INT AS torn FROM segments GROUP BY ALL'))
+
+def files(store, suffix): return sorted(p for p in store.path.rglob('*') if p.suffix == suffix and p.parent.name != 'manifest' and p.name != 'run.json')
+
+def odd_run(store, n=4):
+    "Every kind of row there is, in several segments"
+    with store.run('r', CONFIG, plan(n+6)) as w:
+        for i in range(n):
+            who,history = begin(w, i),[dict(role='system', content='s'*300)]
+            for turn in range(1, 6):
+                history += [dict(role='user', content=f'{i} {turn}')]
+                said = dict(role='assistant', content=ODD[:300] if turn == 2 else f'Well, this is turn {turn} of {i}, I think.')
+                w.call(history, [dict(type='function')], said, **who, turn=turn, call_id=f'{i}-{turn}', verdict='ok', thought=said['content'],
+                    raw=dict(choices=[dict(message=said)], n=1e-7), steps=[STEP | dict(step=2*turn-1), STEP | dict(step=2*turn)], turn_reward=1,
+                    logprobs=[-.1, None], tries=[dict(http_status=200)], cached=turn == 3, input_tokens=turn, cost_usd=.01)
+                history += [said]
+            end(w, who, turns=5, steps_played=10, calls=5, verdicts=dict(ok=5), input_tokens=15, cost_usd=.05)
+        who = begin(w, n)                                                   # running
+        w.call(**who, turn=1)                                               # no id, no steps, no verdict
+        call(w, who, 1, steps=[])
+        call(w, who, 2, thought='\0\0', raw=dict(text='\0', thought='\0\0'*20))
+        call(w, who, 3, thought='x'*40, raw=dict(text='x'*40))
+        call(w, who, 4, thought='a thought that is long enough\x1f/é😀', raw=dict(a='a thought that is long enough\x1f/é😀', b='\0'))
+        w.write('reward', **who, scope='turn', turn=1, name='judge', value=.5, source='me')
+        for attempt in (1, 2): call(w, begin(w, n+1, attempt), cost_usd=.5)
+        end(w, dict(episode_id=f'r:{n+1}:0', attempt=2))
+        end(w, begin(w, n+2), 'error', ret=None, calls=0, steps_played=0, error_type='ServerError', error_message='oh "no"')
+        end(w, begin(w, n+3), 'truncated', calls=0, steps_played=0)
+    with open(live(store)[0], 'ab') as f: f.write(b'{"kind":"call","episode_id":"r:1')
+    with store.run('r', CONFIG, plan(n+6), resume=True) as w: call(w, begin(w, n), 5)
+
+# Nothing changes
+
+def test_what_was_sealed_reads_as_what_was_written(store):
+    odd_run(store)
+    before = everything(store)
+    assert len(before['calls']) == 27 and before['torn'] == [dict(run_id='r', lines=93, torn=1)]
+    assert store.seal() == 2 and everything(store) == before and everything(Store(store.path)) == before
+    assert store.verify().problems == ()
+    assert store.gc() > 0 and everything(store) == before and everything(Store(store.path)) == before
+    assert files(store, '.jsonl') == [] and store.seal() == 0 and store.gc() == 0
+
+def test_a_reply_is_stored_without_its_thought_only_when_it_can_be_put_together_again(store):
+    odd_run(store)
+    store.seal()
+    found = duckdb.sql(f"SELECT turn, raw IS NULL AS cut FROM read_parquet({[str(p) for p in files(store, '.parquet') if p.stem == 'calls']}) "
+        "WHERE episode_id = 'r:4:0' AND turn BETWEEN 2 AND 4 ORDER BY turn").fetchall()
+    assert found == [(2, False), (3, True), (4, False)]
+
+def test_a_run_goes_on_over_sealed_segments(store):
+    with store.run('r', CONFIG, plan(2)) as w:
+        assert w.new
+        who = begin(w)
+        for turn in (1, 2): call(w, who, turn, raw=dict(turn=turn))
+    before = store.unfinished('r')
+    assert [(c['turn'], orjson.loads(c['raw']), len(c['steps'])) for c in before[0]['calls']] == [(1, dict(turn=1), 1), (2, dict(turn=2), 1)]
+    store.seal()
+    store.gc()
+    assert store.unfinished('r') == before
+    with store.run('r', CONFIG, plan(2), resume=True) as w:
+        assert not w.new
+        w.write('episode', **who, started_at='2026-01-31T12:05:00.000Z')
+        call(w, who, 3)
+        end(w, who, at='2026-01-31T12:06:00.000Z', turns=3, steps_played=3, calls=3)
+    assert store.rows('SELECT status, turns, calls FROM episodes WHERE seed = 0') == [dict(status='done', turns=3, calls=3)]
+    assert [o['turn'] for o in store.rows('SELECT turn FROM steps ORDER BY turn')] == [1, 2, 3] and store.verify().ok
+
+def test_a_seal_of_before_a_column_was_there(store):
+    with store.run('r', CONFIG, plan(1)) as w: call(w, begin(w), cached=True, cached_tokens=7)
+    store.seal()
+    store.gc()
+    p, = [p for p in files(store, '.parquet') if p.stem == 'calls']
+    duckdb.execute(f"COPY (SELECT * EXCLUDE (cached, cached_tokens) FROM '{p}') TO '{p}.new' (FORMAT parquet)")
+    os.replace(f'{p}.new', p)
+    m, = store.path.glob('runs/r/manifest/*.json')
+    manifest = orjson.loads(m.read_bytes())
+    manifest['files'][p.name] |= seal._stamp(p)
+    m.write_bytes(orjson.dumps(manifest))
+    assert Store(store.path).rows('SELECT turn, cached, cached_tokens FROM calls') == [dict(turn=1, cached=False, cached_tokens=None)]
+
+def test_rotated_segments_are_sealed_behind_the_writer(store, monkeypatch):
+    monkeypatch.setattr(traces, 'SEGMENT_BYTES', 2000)
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        for turn in range(1, 31):
+            call(w, who, turn)
+            w.sync()
+            assert len(w._segments) == 1  # no descriptor is kept of the full ones
+        end(w, who, turns=30, calls=30, steps_played=30)
+        seal._SEALER.submit(int).result()  # when the ones before it are sealed
+        assert len(files(store, '.jsonl')) > len(list(store.path.glob('runs/r/manifest/*'))) > 3
+        assert store.rows('SELECT count(*) AS n FROM calls') == [dict(n=30)]
+    store.seal()
+    store.gc()
+    assert store.rows('SELECT count(*) AS n FROM steps') == [dict(n=30)] and store.verify().ok and files(store, '.jsonl') == []
+
+# Who writes is left alone
+
+HOLD = '''
+store = Store(sys.argv[1])
+w = store.join('r', 'w1') if sys.argv[2] == 'join' else store.run('r', CONFIG, plan(4), resume=True)
+begin(w)
+w.sync()
+print('ready', flush=True)
+sys.stdin.read()
+'''
+
+@pytest.mark.parametrize('how', ['run', 'join'])
+def test_a_segment_whose_writer_lives_is_not_sealed_and_its_run_not_resumed(store, how):
+    with store.run('r', CONFIG, plan(4)): pass
+    p = script(HOLD, store.path, how, stdin=subprocess.PIPE)
+    try:
+        assert p.stdout.readline() == 'ready\n'
+        assert store.seal() == 0
+        with pytest.raises(StoreError, match=f'being written right now by process {p.pid}'): store.run('r', CONFIG, plan(4), resume=True)
+    finally:
+        p.kill()
+        p.communicate()
+    assert store.seal() == 1
+    with store.run('r', CONFIG, plan(4), resume=True): pass
+
+def test_two_that_seal_at_once_seal_each_segment_once(store, monkeypatch):
+    monkeypatch.setattr(traces, 'SEGMENT_BYTES', 1)
+    monkeypatch.setattr(traces.RunWriter, 'rotated', staticmethod(lambda path: None))
+    with store.run('r', CONFIG, plan(8)) as w:
+        for i in range(8): begin(w, i)
+    with ThreadPoolExecutor(4) as pool: done = [n for n in pool.map(lambda _: Store(store.path).seal(), range(4))]
+    store.seal()
+    assert sum(done) <= 8 and len(list(store.path.glob('runs/r/manifest/*'))) == 8 and store.verify().ok
+    assert store.rows("SELECT count(*) AS n FROM episodes WHERE status = 'running'") == [dict(n=8)]
+
+# Killed
+
+KILL = '''
+import os, signal, shutil
+from pathlib import Path
+from synth_lab import seal
+def die(*a, **kw): os.kill(os.getpid(), signal.SIGKILL)
+def after(f):
+    def g(*a, **kw): f(*a, **kw); die()
+    return g
+where = sys.argv[2]
+if where == 'tables': seal._write_tables = die
+if where == 'files': seal._sync_file = die
+if where == 'rename': os.rename = die
+if where == 'renamed': os.rename = after(os.rename)
+if where == 'manifest': seal.publish = die
+if where == 'published': seal.publish = after(seal.publish)
+if where == 'delete': seal._delete = die
+if where == 'deleted': seal._delete = after(seal._delete)
+store = Store(sys.argv[1])
+store.seal(); store.gc()
+'''
+
+@pytest.mark.parametrize('where', ['tables', 'files', 'rename', 'renamed', 'manifest', 'published', 'delete', 'deleted'])
+def test_a_sealer_that_is_killed_loses_nothing_and_leaves_nothing(store, where):
+    odd_run(store)
+    before = everything(store)
+    p = script(KILL, store.path, where)
+    assert p.communicate(timeout=60) == ('', '') and p.returncode == -signal.SIGKILL
+    assert everything(store) == before and everything(Store(store.path)) == before
+    store.seal()
+    store.gc()
+    assert everything(store) == before and store.verify().ok
+    assert files(store, '.jsonl') == [] and not list(store.path.rglob('*.tmp')) and len(list(store.path.glob('runs/r/sealed/*'))) == 2
+
+WRITERS = '''
+traces.SEGMENT_BYTES = 60_000
+import synth_lab.seal
+n,start,attempt = int(sys.argv[2]),int(sys.argv[3]),int(sys.argv[4])
+with Store(sys.argv[1]).join('r', f'w{n}') as w:
+    for i in range(start, 3000, 3):
+        who = begin(w, i, attempt)
+        for turn in range(1, 6): call(w, who, turn)
+        end(w, who, turns=5, steps_played=5, calls=5); w.sync(); print(i, flush=True); time.sleep(.01)
+'''
+
+def test_three_writers_killed_twice_each_while_readers_read_and_seals_go_on(store):
+    "Six kills: nothing acknowledged is lost, nothing is there twice, no episode is there in part"
+    with store.run('r', CONFIG, plan(3000)):
+        acked,seen = {n:[n-3] for n in range(3)},[]
+        for attempt in (1, 2):
+            ps = {n:script(WRITERS, store.path, n, acked[n][-1]+3, attempt) for n in acked}
+            for n,p in ps.items(): acked[n] += [int(p.stdout.readline()) for _ in range(60 + 20*n)]
+            for _ in range(5):
+                seen.append(store.rows("SELECT count(*) AS n FROM episodes WHERE status = 'done'")[0]['n'])
+                store.gc()
+            for n,p in ps.items():
+                os.kill(p.pid, signal.SIGKILL)
+                acked[n] += map(int, p.stdout.read().split())
+                p.communicate()
+        assert seen == sorted(seen) and len(list(store.path.glob('runs/r/manifest/*'))) > 3
+    store.seal()
+    store.gc()
+    all_acked = sorted(i for o in acked.values() for i in o if i >= 0)
+    rows = store.rows("""SELECT e.seed, e.status, count(*) AS calls, count(DISTINCT turn) AS turns FROM episodes e JOIN calls c USING (episode_id, attempt)
+        GROUP BY ALL ORDER BY e.seed""")
+    done = {o['seed']:(o['calls'], o['turns']) for o in rows if o['status'] == 'done'}
+    assert set(done) >= set(all_acked) and set(done.values()) == {(5, 5)} and len(set(done) - set(all_acked)) <= 6
+    assert store.verify().ok and files(store, '.jsonl') == []
+
+# Damage
+
+def test_every_flipped_bit_is_found(store):
+    odd_run(store)
+    store.seal()
+    store.gc()
+    rng = random.Random(0)
+    for p in files(store, '.parquet'):
+        for _ in range(4):
+            good = p.read_bytes()
+            bad = bytearray(good)
+            bad[rng.randrange(len(bad))] ^= 1 << rng.randrange(8)
+            p.write_bytes(bad)
+            assert store.verify().problems == (f'{p} is not what was written: its hash differs',)
+            p.write_bytes(good)
+    assert store.verify().ok
+
+def test_the_lines_stay_when_the_seal_is_damaged(store):
+    odd_run(store)
+    before = everything(store)
+    store.seal()
+    p = files(store, '.parquet')[0]
+    p.write_bytes(p.read_bytes()[:-1] + b'X')
+    assert store.gc() > 0 and len(files(store, '.jsonl')) == 1
+    p.write_bytes(p.read_bytes()[:-7])
+    assert everything(Store(store.path)) == before  # the shortened seal does not count, and its lines are there
+
+def test_a_broken_seal_leaves_the_others_readable(store):
+    for r in 'rs':
+        with store.run(r, CONFIG, plan(1, r)) as w: end(w, begin(w))
+    store.seal()
+    store.gc()
+    for p in store.path.glob('runs/s/sealed/*/*'): p.unlink()
+    with pytest.warns(UserWarning, match='segment left out'): found = Store(store.path).rows('SELECT run_id, status FROM episodes ORDER BY run_id')
+    assert found == [dict(run_id='r', status='done'), dict(run_id='s', status='planned')]
+    assert 'is missing' in store.verify().problems[0]
+
+def test_totals_that_do_not_agree_are_named(store):
+    with store.run('r', CONFIG, plan(2)) as w:
+        who = begin(w)
+        call(w, who)
+        end(w, who, calls=2, steps_played=1)
+        who = begin(w, 1)
+        w.write('call', **who, turn=1, prompt_ids=['nowhere'], steps=[STEP]*2)
+        end(w, who)
+    assert store.verify().problems == ('`r:0:0` says 2 calls, of which 1 are there', '`r:1:0` says 1 steps, of which 2 are there',
+        '`r:1:0` has turn 1 with 1 messages that are not there')
+
+FULL = '''
+import resource
+from synth_lab import seal
+resource.setrlimit(resource.RLIMIT_FSIZE, (3000, resource.RLIM_INFINITY))
+try: Store(sys.argv[1]).seal()
+except StoreError as e: print(e)
+'''
+
+def test_a_full_disk_while_sealing_is_one_clear_error_and_loses_nothing(store):
+    odd_run(store, 40)
+    before = everything(store)
+    out,err = script(FULL, store.path).communicate(timeout=60)
+    assert 'cannot seal in' in out and 'make room' in out and err == ''
+    assert everything(store) == before
+    assert store.seal() == 2 and everything(store) == before
+
+def test_asking_a_sealed_lab_writes_nothing(store):
+    odd_run(store)
+    store.seal()
+    seen = lambda: sorted((str(p), p.stat().st_mtime_ns) for p in store.path.rglob('*'))
+    before = seen()
+    assert len(Store(store.path).rows('SELECT * FROM steps')) > 0 and Store(store.path).verify().ok and seen() == before
+
+def test_an_empty_segment_is_left_alone(store):
+    "Its writer may be about to write"
+    with store.run('r', CONFIG, plan(1)): (store.path/'runs'/'r'/'live'/'w-1-1.jsonl').touch()
+    assert store.seal() == 0 and store.gc() == 0 and len(files(store, '.jsonl')) == 1
+
+def test_the_size_on_disk(store):
+    "64 episodes of 10 turns with observations of 770 bytes"
+    rng = random.Random(1)
+    with store.run('r', CONFIG, plan(64)) as w:
+        text = {i:''.join(rng.choice('.....TTw~') for _ in range(770)) for i in range(64)}
+        who,history = {i:begin(w, i) for i in range(64)},{i:[dict(role='system', content='Play Crafter. '*150)] for i in range(64)}
+        for turn in range(1, 11):
+            for i in range(64):
+                text[i] = text[i][rng.choice([1, 9, 10]):]
+                text[i] += ''.join(rng.choice('.....TTw~') for _ in range(770-len(text[i])))
+                id_,args = f'call_{rng.getrandbits(96):024x}','{"actions": ["%s", "do"]}' % rng.choice(['move_left', 'move_right', 'do'])
+                said = dict(role='assistant', content=f'There is wood {rng.choice(["left", "right", "below"])}.', tool_calls=[dict(id=id_, type='function',
+                    function=dict(name='interact_many', arguments=args))])
+                history[i].append(dict(role='user', content=f'step {turn}/200\n{text[i]}'))
+                w.call(history[i], None, said, **who[i], turn=turn, call_id=f'call_{time.time_ns()//10**6:012x}-{rng.getrandbits(24):06x}', verdict='ok',
+                    thought=said['content'], arguments=args, actions=['move_left', 'do'], latency_ms=round(50*rng.random(), 3), steps=[STEP, STEP],
+                    raw=dict(id=f'chatcmpl-{rng.getrandbits(96):024x}', choices=[dict(message=said)]), started_at='2026-01-31T12:00:00.000Z')
+                history[i] += [said, dict(role='tool', tool_call_id=id_, content='1. moved 2. nothing')]
+        for i in range(64): end(w, who[i])
+    store.seal()
+    store.gc()
+    kb = sum(p.stat().st_size for p in (store.path/'runs').rglob('*') if p.is_file())/64e3
+    assert kb < 5
