@@ -1,0 +1,70 @@
+"A server that fails in every way and a client that is killed: nothing is lost, nothing is there twice, nothing is made up"
+import asyncio, importlib.util
+from pathlib import Path
+
+import pytest
+
+from synth_lab.agent import Agent
+from synth_lab.client import AsyncInferenceClient
+from synth_lab.metrics import summary
+from synth_lab.mock import FAULTS, mock
+from synth_lab.rollout import rollout
+from synth_lab.traces import Store
+
+ROOT = Path(__file__).parent.parent
+
+def bench():
+    "`bench/faults.py`, which measures the same at full size"
+    spec = importlib.util.spec_from_file_location('faults', ROOT/'bench'/'faults.py')
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_client_killed_three_times_among_faults_loses_nothing(tmp_path, processes):
+    n,turns,at_once = 24,4,16
+    told = bench().survive(tmp_path, n, turns, kills=3 if processes == 1 else 1, concurrency=at_once, processes=processes)
+    assert told['wrong'] == {} and told['survived'] and sum(told['statuses'].values()) == n and told['statuses']['done'] >= n-2
+    assert told['kinds'] > 8 and told['attempts_begun_anew'] == 0 and 0 <= told['lost_calls'] <= told['kills']*at_once
+
+def play(store, faults, seeds=range(4), concurrency=4, **how):
+    "Episodes of four turns against a server in this process; the fault of each call is given, or its share"
+    app = mock(faults=faults, wait=.01, slow=.01)
+    run = asyncio.run(rollout(store, AsyncInferenceClient(app=app), Agent('mock', max_tokens=64), seeds, run_id='r', max_turns=4, concurrency=concurrency, **how))
+    return run,app
+
+@pytest.fixture
+def store(tmp_path, monkeypatch):
+    (tmp_path/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 4\nmax_wait = 0.02\n')
+    monkeypatch.chdir(tmp_path)
+    return Store(tmp_path/'lab')
+
+@pytest.mark.parametrize('kind', [k for k,v in FAULTS.items() if v.outcome not in ('final', 'retry', 'ok')])
+def test_a_bad_reply_is_a_turn_with_its_verdict_and_no_step(store, kind):
+    run,app = play(store, [None, kind], [0])
+    assert run.episodes[['status', 'turns', 'steps', 'unusable', 'calls']].values.tolist() == [['done', 4, 6, 1, 4]]
+    assert run.episodes.verdicts[0] == {'ok':3, FAULTS[kind].outcome:1} and app.counts.total() == 4
+
+@pytest.mark.parametrize('kind', [k for k,v in FAULTS.items() if v.outcome == 'retry'])
+def test_a_failed_try_is_a_row_and_the_turn_goes_on(store, kind):
+    run,app = play(store, [None, kind, kind], [0])
+    assert run.episodes[['status', 'turns', 'steps', 'unusable', 'calls']].values.tolist() == [['done', 4, 8, 0, 4]]
+    tries = store.sql('SELECT attempts, http_status, verdict FROM calls ORDER BY turn').values.tolist()
+    assert tries == [[1, 200, 'ok'], [3, 200, 'ok'], [1, 200, 'ok'], [1, 200, 'ok']] and app.counts[kind] == 2
+
+@pytest.mark.parametrize('kind', ['server_error', 'cut', 'half_body', 'retry_after'])
+def test_a_server_that_fails_for_good_is_a_failure_and_no_zero(store, kind):
+    "The first episode plays, the others meet a server that is broken: their returns are unknown, the mean is that of the first"
+    run,_ = play(store, [None]*4 + [kind]*100, range(3), concurrency=1, max_failures=None)
+    e,first = run.episodes,run.episodes.iloc[0]
+    assert e.status.tolist() == ['done', 'error', 'error'] and e[1:][['return', 'n_achievements']].isna().all(axis=None)
+    assert summary(e)[['n', 'errors', 'mean_return']].values.tolist() == [[1, 2, first['return']]] and e['return'].mean() == first['return']
+    again,_ = play(store, (), range(3), resume=True)
+    assert again.episodes.status.tolist() == ['done']*3 and again.episodes.attempt.tolist() == [1]*3
+
+def test_who_waits_and_why_is_on_the_screen(store, monkeypatch):
+    lines = []
+    monkeypatch.setattr('synth_lab.live._eyes', lambda live: (lambda: lines.append(live.line), lambda: None))
+    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 4\nmax_wait = 1\n')
+    play(store, ['retry_after_fraction']*4, range(4))
+    assert any(' wait: ' in o and '429' in o for o in lines)
