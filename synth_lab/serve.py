@@ -8,7 +8,7 @@ __all__ = ['REFUSALS', 'app', 'RequestError', 'ChatRequest', 'read_request', 'se
 
 # %% ../nbs/13_serve.ipynb #a4904222
 import json, os, pkgutil, socket, subprocess, sys, threading, time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -276,13 +276,14 @@ def serve(
 ): # raises `LabError` when the port is taken
     "Serve `app` until the process is interrupted"
     server = _server(_app(app, options))
-    with _listen(host, port) as sock:
+    with _listen(host, port) as sock, suppress(KeyboardInterrupt): # Ctrl-C is how it is meant to end
         if ready: ready(_url(sock))
         server.run(sockets=[sock])
 
 def _child():
-    "What the process of `serving_process` does"
-    def say(**kw): print(json.dumps(kw), flush=True)
+    "What the process of `serving_process` does; what the app prints goes to stderr, since the parent reads only the first line of stdout"
+    out,sys.stdout = sys.stdout,sys.stderr
+    def say(**kw): print(json.dumps(kw), file=out, flush=True)
     def ready(url):
         threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
         say(url=url)

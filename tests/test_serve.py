@@ -1,5 +1,5 @@
 "The models in the box as an endpoint: in process and over a socket"
-import asyncio, json, math, socket, subprocess, sys, time
+import asyncio, json, math, signal, socket, subprocess, sys, time
 
 import httpx, orjson, pytest
 
@@ -215,6 +215,20 @@ with serving_process('synth_lab.serve:app') as url:
         except httpx.ConnectError: break
         time.sleep(.05)
     else: pytest.fail('the server outlived its parent')
+
+def test_an_app_that_prints(tmp_path, monkeypatch, capfd):
+    (tmp_path/'chatty.py').write_text('print("Hello!")\nfrom synth_lab.serve import app\n')
+    monkeypatch.setenv('PYTHONPATH', str(tmp_path))
+    with serving_process('chatty:app') as url: assert httpx.get(f'{url}/models').status_code == 200
+    assert capfd.readouterr() == ('', 'Hello!\n')
+
+def test_a_server_that_is_interrupted_ends():
+    code = "from synth_lab.serve import serve; serve('synth_lab.serve:app', port=0, ready=lambda url: print(url, flush=True))"
+    with subprocess.Popen([sys.executable, '-c', code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as server:
+        url = server.stdout.readline().strip()
+        assert httpx.get(f'{url}/models').status_code == 200
+        server.send_signal(signal.SIGINT)
+        assert (server.wait(20), server.stderr.read()) == (0, '')
 
 def test_an_app_that_is_not_there(capfd):
     with pytest.raises(LabError, match='synth_lab.serve:nothing'):
