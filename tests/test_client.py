@@ -371,6 +371,29 @@ def test_a_cancelled_call_closes_its_connection_and_leaves_the_gate():
     with serving(hang) as url: asyncio.run(go(url))
     assert gone.is_set()
 
+def test_a_connection_is_used_again_but_not_with_half_an_answer_in_it():
+    ports,started = [],threading.Event()
+    async def app(scope, receive, send):
+        ports.append(scope['client'][1])
+        await send(dict(type='http.response.start', status=200, headers=[]))
+        whole = orjson.dumps(HELLO)
+        if len(ports) == 3:
+            await send(dict(type='http.response.body', body=whole[:20], more_body=True))
+            started.set()
+            await asyncio.sleep(.3)
+        await send(dict(type='http.response.body', body=whole[20*(len(ports) == 3):]))
+    async def go(url):
+        client = AsyncInferenceClient(base_url=url)
+        for _ in range(2): await client.post(ASK)
+        task = asyncio.create_task(client.post(ASK))
+        await asyncio.to_thread(started.wait, 5)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        assert (await client.post(ASK))[0] == HELLO
+        await client.aclose()
+    with serving(app) as url: asyncio.run(go(url))
+    assert ports[0] == ports[1] == ports[2] != ports[3]
+
 # ---- TLS
 
 @pytest.mark.skipif(not shutil.which('openssl'), reason='openssl makes the certificate')
@@ -469,6 +492,13 @@ def test_a_schema_that_the_server_does_not_take_is_the_requests_fault():
     failed(BadRequest, app=Scripted(fail(400, "Invalid schema for function 'interact_many': did not match schema")))
 
 def test_an_error_in_a_list(): assert 'API key not valid' in str(failed(BadRequest, app=Scripted((400, {}, [dict(error=dict(message='API key not valid'))]))))
+
+@pytest.mark.parametrize('status, fix', [(301, 'sends callers'), (308, 'sends callers'), (303, 'promoted'), (402, 'pay'), (405, '/v1'), (422, 'as the server says')])
+def test_each_refusal_has_its_way_out(status, fix):
+    e = failed(BadRequest, app=Scripted((status, dict(location='https://elsewhere.example/v1'), b'')))
+    assert fix in e.fix and str(status) in e.message and 'https://elsewhere.example/v1' in e.message
+
+def test_a_page_in_place_of_an_answer_may_mean_a_wrong_url(): assert '/v1' in failed(ServerError, app=Scripted((200, {}, b'Ollama is running'))).fix
 
 def test_context_length(): assert len(failed(ContextLength, app=Scripted(fail(400, 'too long', 'context_length_exceeded'))).attempts) == 1
 
