@@ -134,6 +134,12 @@ _AGREE = {
         FROM (SELECT run_id, episode_id, turn, unnest(list_concat(prompt_ids, [output_id, tools_id])) AS msg_id FROM calls_all)
         ANTI JOIN messages USING (msg_id) WHERE msg_id IS NOT NULL GROUP BY ALL"""}
 
+@patch
+def _images(self:Store):
+    "The images that messages name"
+    return {o['name'] for o in self.rows("""SELECT DISTINCT unnest(regexp_extract_all(body, '"blob:([0-9a-f]{64})"', 1)) AS name FROM messages
+        WHERE contains(body, '"blob:')""")}
+
 @dataclass(frozen=True, repr=False)
 class Verified:
     "What `Store.verify` looked at, and what it found"
@@ -155,6 +161,7 @@ def verify(self:Store)->Verified:
     "Compare every sealed file with its hash, every image with its name, and the tables with each other"
     seals,images = self._manifests(),[p for p in (self.path/'blobs').glob('*') if p.suffix != '.tmp']
     problems = [o for f,m in seals.items() for o in _damage(f, m)] + [f'{p} is not what its name says' for p in images if _stamp(p)['sha256'] != p.name]
+    if not problems: problems = [f'an image is missing: {self.path/"blobs"/o}' for o in sorted(self._images() - {p.name for p in images})]
     if not problems: problems = [f'`{row[1]}` ' + said.format(*row[2:]) for said,q in _AGREE.items() for row in (tuple(o.values()) for o in self.rows(q))]
     sizes = [o['bytes'] for m in seals.values() for o in m['files'].values()] + [p.stat().st_size for p in images]
     ask = lambda q: 0 if problems else self.rows(f'SELECT {q}')[0]['n']

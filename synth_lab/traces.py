@@ -98,6 +98,7 @@ class RunWriter:
         self.run_id,self.folder,self.worker = folder.name,folder,worker
         self._lock,self._syncing,self._segments,self._written,self._durable = threading.Lock(),threading.Lock(),[],0,0
         self._known,self._seen,self._keys,self._held = {},{},(),_hold(folder) if hold else None
+        self._blobs,self._images = folder.parents[1]/'blobs',{}  # image → whether it survives the machine
         self.new = False  # whether this opening began the run: then nothing is recorded of it
 
     def __enter__(self): return self
@@ -141,6 +142,10 @@ def sync(self:RunWriter):
     with self._syncing:
         if self._durable >= mine: return
         reached = self._written
+        for name in [o for o,kept in list(self._images.items()) if not kept]:
+            sync_folder(self._blobs/name)  # a file is synced like a folder
+            sync_folder(self._blobs)
+            self._images[name] = True
         for s in list(self._segments): s.sync()
         self._durable = reached
         with self._lock:
@@ -212,7 +217,7 @@ def _message(self:RunWriter, message, lines):
     if id(message) in self._known: return self._known[id(message)][1]
     sent = _hash(_dump(message))
     if sent not in self._seen:
-        body = _json(message, self._keys)
+        body = _json(self._imageless(message), self._keys)
         self._seen[sent] = id_ = _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
         lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
@@ -220,6 +225,43 @@ def _message(self:RunWriter, message, lines):
     return self._known[id(message)][1]
 
 def _hash(data): return base64.b64encode(hashlib.blake2b(data, digest_size=12).digest()).decode()
+
+# %% ../nbs/06_traces.ipynb #659a6336
+_IMAGES = {b'\x89PNG':'image/png', b'\xff\xd8\xff':'image/jpeg', b'GIF8':'image/gif', b'RIFF':'image/webp'}
+
+def _data_url(
+    data:bytes # an image
+)->str: # None when it is no kind of `_IMAGES`
+    "An image as a URL that holds it"
+    kind = next((kind for magic,kind in _IMAGES.items() if data.startswith(magic)), None)
+    return kind and f'data:{kind};base64,{base64.b64encode(data).decode()}'
+
+@patch
+def _imageless(self:RunWriter, message):
+    "`message` with its images in files of their own"
+    return _map_images(message, self._to_blob)
+
+@patch
+def _to_blob(self:RunWriter, url):
+    "The name of the image in `url`, once it is a file; `url` itself when it holds none"
+    try: data = base64.b64decode(url.partition(',')[2])
+    except ValueError: return url
+    if _data_url(data) != url: return url
+    if (name := hashlib.sha256(data).hexdigest()) not in self._images:
+        self._blobs.mkdir(exist_ok=True)
+        if not (self._blobs/name).exists():
+            (new := self._blobs/f'.{name}.{os.getpid()}.tmp').write_bytes(data)
+            os.replace(new, self._blobs/name)
+        self._images[name] = False
+    return f'blob:{name}'
+
+def _map_images(message, change):
+    "`message` with the URLs of its images changed"
+    if not isinstance(message, dict) or not isinstance(message.get('content'), list): return message
+    def part(p):
+        image = p.get('image_url') if isinstance(p, dict) else None
+        return p | dict(image_url=image | dict(url=change(image['url']))) if isinstance(image, dict) and isinstance(image.get('url'), str) else p
+    return message | dict(content=[part(p) for p in message['content']])
 
 # %% ../nbs/06_traces.ipynb #22cfacf6
 class Tables(dict):
@@ -509,6 +551,22 @@ def rows(self:Store,
 )->list: # of dicts
     "The answer as plain Python values, for code that goes on with it"
     return self._ask(q, params, lambda r: [dict(zip([d[0] for d in r.description], row)) for row in r.fetchall()])
+
+# %% ../nbs/06_traces.ipynb #f33d2691
+@patch
+def message(self:Store,
+    msg_id:str # of `messages`
+): # a message; a list when it is tool schemas
+    "A message as the server got it; raises `StoreError` when there is none"
+    found = self.rows('SELECT body FROM messages WHERE msg_id = ?', msg_id)
+    if not found: raise StoreError(f'there is no message `{msg_id}` in {self.path}', "`prompt_ids` in `calls` names a call's messages")
+    return _map_images(orjson.loads(found[0]['body']), self._from_blob)
+
+@patch
+def _from_blob(self:Store, url):
+    "The image that `url` names, as a URL that holds it"
+    file = self.path/'blobs'/url.removeprefix('blob:')
+    return _data_url(file.read_bytes()) if url.startswith('blob:') and file.is_file() else url
 
 # %% ../nbs/06_traces.ipynb #13865d27
 @patch

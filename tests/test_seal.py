@@ -251,6 +251,18 @@ def test_a_broken_seal_leaves_the_others_readable(store):
     assert found == [dict(run_id='r', status='done'), dict(run_id='s', status='planned')]
     assert 'is missing' in store.verify().problems[0]
 
+def test_a_lost_or_changed_image_is_found(store):
+    look = dict(role='user', content=[dict(type='image_url', image_url=dict(url=traces._data_url(b'\x89PNG, in short')))])
+    with store.run('r', CONFIG, plan(1)) as w: w.call([look], **begin(w), turn=1)
+    store.seal()
+    store.gc()
+    assert store.verify().ok and store.verify().files == 4
+    blob, = (store.path/'blobs').iterdir()
+    blob.write_bytes(b'\x89PNG, in shore')
+    assert store.verify().problems == (f'{blob} is not what its name says',)
+    blob.unlink()
+    assert store.verify().problems == (f'an image is missing: {blob}',)
+
 def test_totals_that_do_not_agree_are_named(store):
     with store.run('r', CONFIG, plan(2)) as w:
         who = begin(w)

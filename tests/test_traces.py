@@ -170,6 +170,32 @@ def test_empty_segments_and_deleted_runs(store):
     assert store.sql('SELECT run_id FROM episodes').run_id.tolist() == ['r']
     assert store.sql('SELECT DISTINCT run_id FROM events').run_id.tolist() == ['r']
 
+def image(url, **kw): return dict(role='user', content=[dict(type='text', text='look'), dict(type='image_url', image_url=dict(url=url) | kw), 'odd'])
+
+def test_images_are_stored_once_and_come_back(store, monkeypatch):
+    png,jpeg = (traces._data_url(o) for o in (b'\x89PNG' + bytes(range(256)), b'\xff\xd8\xff' + b'x'*100))
+    sent = [image(png), image(png, detail='low'), image(jpeg), image('https://example.org/a.png')]
+    synced,fsync = [],os.fsync
+    monkeypatch.setattr(os, 'fsync', lambda fd: (synced.append(os.readlink(f'/proc/self/fd/{fd}')), fsync(fd)))
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        for turn in (1, 2): w.call(sent, **who, turn=turn)
+        blobs = sorted(map(str, (store.path/'blobs').iterdir()))
+        assert len(blobs) == 2 and not set(blobs) & set(synced)
+        w.sync()
+        assert set(blobs) <= set(synced)
+    row, = store.rows('SELECT prompt_ids FROM calls WHERE turn = 2')
+    assert [store.message(o) for o in row['prompt_ids']] == sent
+    assert store.rows("SELECT count(*) AS n FROM messages WHERE body LIKE '%base64%'") == [dict(n=0)]
+    with pytest.raises(StoreError, match='no message `x`'): store.message('x')
+
+@pytest.mark.parametrize('url', ['data:image/png;base64,????', 'data:image/png;base64,' + 'QUJD', 'data:image/jpeg;base64,iVBORw0KGgo=',
+    'data:image/png;charset=x;base64,iVBORw0KGgo=', 'data:text/plain,hello', 'blob:nothing', ''])
+def test_what_is_no_image_stays_in_its_message(store, url):
+    with store.run('r', CONFIG, plan(1)) as w: w.call([image(url)], **begin(w), turn=1)
+    assert store.message(store.rows('SELECT prompt_ids FROM calls')[0]['prompt_ids'][0]) == image(url)
+    assert not (store.path/'blobs').exists()
+
 # Means
 
 def test_failures_leave_means_unchanged_and_are_counted(store):
