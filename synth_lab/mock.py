@@ -46,13 +46,16 @@ class Shape:
     refuses:frozenset=frozenset() # fields of a request, or of a message in it, that the server refuses
     message:dict = field(default_factory=dict) # what a message holds besides
     body:dict = field(default_factory=dict)    # what a response holds besides
+    usage:dict = field(default_factory=dict)   # what its usage holds besides
 
 OTHERS = frozenset({'thinking', 'think', 'thinking_mode', 'thinking_budget', 'chat_template_kwargs', 'stop_after_tool_calls', 'reasoning_content'})
 
 SHAPES = dict(
-    openai=Shape(None, refuses=OTHERS | {'reasoning'}, message=dict(refusal=None, annotations=[]), body=dict(service_tier='default')),
-    groq=Shape('reasoning', content=False, checks=True, refuses=OTHERS | {'logprobs', 'top_logprobs', 'logit_bias'}, body=dict(x_groq=dict(id='req_mock'))),
-    vllm=Shape('reasoning_content', 'chatcmpl-tool-{n}', body=dict(prompt_logprobs=None, kv_transfer_params=None)),
+    openai=Shape(None, refuses=OTHERS | {'reasoning'}, message=dict(refusal=None, annotations=[]), body=dict(service_tier='default'),
+        usage=dict(prompt_tokens_details=dict(cached_tokens=0), completion_tokens_details=dict(reasoning_tokens=0))),
+    groq=Shape('reasoning', content=False, checks=True, refuses=OTHERS | {'logprobs', 'top_logprobs', 'logit_bias'},
+        body=dict(x_groq=dict(id='req_mock')), usage=dict(queue_time=.001, prompt_time=.001, completion_time=.001, total_time=.002)),
+    vllm=Shape('reasoning_content', 'chatcmpl-tool-{n}', body=dict(prompt_logprobs=None, kv_transfer_params=None), usage=dict(prompt_tokens_details=None)),
     synth=Shape('reasoning_content', content=''),
     ollama=Shape('reasoning', content='', body=dict(system_fingerprint='fp_ollama')),
     llamacpp=Shape('reasoning_content', '', objects=True, body=dict(timings=dict(prompt_n=1, predicted_n=1))),
@@ -65,12 +68,17 @@ def _object(arguments):
     try: return orjson.loads(arguments)
     except orjson.JSONDecodeError: return arguments
 
+def _written(said):
+    "The call as a model writes it into its text"
+    arguments = said.arguments or '""'
+    return f'{{"name": "{said.name}", "arguments": {arguments}}}'
+
 def _content(said, shape):
     "The text of the message; a model that calls nothing has its say in it"
     if said.refusal: return None
     if said.name is None or shape.thought == 'content': return said.thought
     if not shape.text_calls: return shape.content
-    call = f'<tool_call>\n{{"name": "{said.name}", "arguments": {said.arguments}}}\n</tool_call>'
+    call = f'<tool_call>\n{_written(said)}\n</tool_call>'
     return f'<think>\n{said.thought}\n</think>\n\n{call*said.calls}'
 
 def _calls(said, shape, n):
@@ -174,11 +182,13 @@ REPLIES = dict(
     invalid_action=_model('invalid_action', arguments='{"actions": ["move_left", "fly"]}'),
     no_actions=_model('invalid_action', arguments='{"actions": []}'),
     no_arguments=_model('invalid_action', arguments='{}'),
+    blank_arguments=_model('invalid_action', arguments=''),
     too_many=_model('invalid_action', arguments='{"actions": [' + ', '.join(['"do"']*40) + ']}'),
     refused=_model('refused', name=None, refusal='I cannot help with that.'),
     filtered=_model('refused', name=None, thought='', finish='content_filter'),
     double_encoded=_model('ok', arguments='"{\\"actions\\": [\\"move_left\\"]}"'),
-    parallel=_model('ok', calls=2))
+    parallel=_model('ok', calls=2),
+    written_out=_model('ok', name=None, thought='I go.\n```json\n{"actions": ["move_left"]}\n```'))
 
 FAULTS = LIMITS | FAILURES | REFUSALS | REPLIES
 
@@ -300,7 +310,7 @@ def _completion(said, shape, n, asked, size):
     "The body of a chat completion; about four characters make a token"
     used = (len(said.arguments) + len(said.thought or ''))//4 + 1
     if said.full: used = asked.get('max_tokens') or asked.get('max_completion_tokens') or used
-    usage = dict(prompt_tokens=size//4, completion_tokens=used, total_tokens=size//4 + used)
+    usage = dict(prompt_tokens=size//4, completion_tokens=used, total_tokens=size//4 + used) | shape.usage
     return dict(id=f'chatcmpl-{n}', object='chat.completion', created=1_700_000_000, model=asked.get('model'),
         choices=[_choice(said, shape, n)], usage=usage) | shape.body
 
@@ -312,7 +322,7 @@ CHECKS = dict(malformed="Failed to call a function. Please adjust your prompt. S
 def _checked(said, verdict):
     "The error of a server that checks the model's calls"
     error = error_body(CHECKS[verdict].format(name=said.name), 'tool_use_failed')
-    error['error']['failed_generation'] = f'{{"name": "{said.name}", "arguments": {said.arguments}}}'
+    error['error']['failed_generation'] = _written(said)
     return orjson.dumps(error)
 
 def _error(fault, wait):
