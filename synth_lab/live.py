@@ -173,7 +173,7 @@ def _widgets(live):
     handle = display(view, raw=True, display_id=True)
     def refresh(): bar.value,table.value = live.statuses.total(),panel_html(live)
     def close():
-        for o in (box, bar, table): o.close()
+        for o in (bar.style, table.style, *(w.layout for w in (box, bar, table)), box, bar, table): o.close()
         handle.update(Markdown(str(live)))
     return refresh,close
 

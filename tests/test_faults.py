@@ -27,9 +27,9 @@ def test_a_client_killed_three_times_among_faults_loses_nothing(tmp_path, proces
     assert told['wrong'] == {} and told['survived'] and sum(told['statuses'].values()) == n and told['statuses']['done'] >= n-2
     assert told['kinds'] > 8 and told['attempts_begun_anew'] == 0 and 0 <= told['lost_calls'] <= told['kills']*at_once
 
-def play(store, faults, seeds=range(4), concurrency=4, **how):
+def play(store, faults, seeds=range(4), concurrency=4, wait=.01, **how):
     "Episodes of four turns against a server in this process; the fault of each call is given, or its share"
-    app = mock(faults=faults, wait=.01, slow=.01)
+    app = mock(faults=faults, wait=wait, slow=.01)
     run = asyncio.run(rollout(store, AsyncInferenceClient(app=app), Agent('mock', max_tokens=64), seeds, run_id='r', max_turns=4, concurrency=concurrency, **how))
     return run,app
 
@@ -66,5 +66,5 @@ def test_who_waits_and_why_is_on_the_screen(store, monkeypatch):
     lines = []
     monkeypatch.setattr('synth_lab.live._eyes', lambda live: (lambda: lines.append(live.line), lambda: None))
     (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 4\nmax_wait = 1\n')
-    play(store, ['retry_after_fraction']*4, range(4))
+    play(store, ['retry_after_fraction']*4, wait=.7)
     assert any(' wait: ' in o and '429' in o for o in lines)

@@ -1,0 +1,80 @@
+"What a run shows in a notebook, in a terminal, and that a broken display breaks nothing else"
+import asyncio, os, pty, re, subprocess, sys
+
+import pytest
+
+from synth_lab.agent import Agent
+from synth_lab.live import EpisodeEvent, Live, TurnEvent, half_width, panel_html
+from synth_lab.metrics import mean_ci
+from synth_lab.rollout import rollout
+from synth_lab.traces import Store
+from test_rollout import Dice
+
+def turn(n=1, **how): return TurnEvent(**dict(run_id='r', episode_id='r:0:0', seed=0, turn=n, verdict='ok', thought='', actions=('do',), effects=('+1 wood',),
+    unlocked=('collect_wood',), reward=1., usage=dict(prompt_tokens=10, completion_tokens=2), cost=.01, cached=False, latency_ms=1.) | how)
+
+@pytest.mark.parametrize('scores', [{0:[1], 1:[3]}, {0:[1, 2, 3], 1:[3], 2:[0, 0]}, {s:[s % 4, 2] for s in range(9)}])
+def test_the_interval_is_that_of_the_metrics(scores):
+    flat = [(s, o) for s,found in scores.items() for o in found]
+    known = mean_ci([o for _,o in flat], [s for s,_ in flat])
+    assert half_width({s:(len(o), sum(o)) for s,o in scores.items()}) == pytest.approx(known.hi - known.value)
+
+def test_sums_with_an_unknown_part_say_so():
+    live = Live('m', 2)
+    live.turn(turn())
+    live.turn(turn(2, usage={}, cost=None))
+    assert live.tokens == 12 and live.cost is None and 'cost unknown' in live.line and '$' not in live.line
+
+def test_nothing_in_the_panel_is_markup():
+    live = Live('m', 2)
+    live.turn(turn(episode_id='<b>r</b>', verdict='<i>odd</i>'))
+    assert '<b>' not in panel_html(live) and '<i>' not in panel_html(live) and '&lt;b&gt;r' in panel_html(live)
+
+def test_only_what_was_played_to_its_end_is_in_the_score():
+    live = Live('m', 3)
+    for status,found in dict(done=('a', 'b'), truncated=('a',), error=()).items(): live.ended(EpisodeEvent('r', status, 0, status, 1, found))
+    assert str(live) == 'm: 3/3 episodes, 1 truncated, 1 error · 2.00 achievements an episode · 0 calls'
+
+def test_a_display_that_breaks_is_told_and_the_run_goes_on(tmp_path, monkeypatch):
+    def broken(): raise OSError('no screen')
+    monkeypatch.setattr('synth_lab.live._eyes', lambda live: (broken, lambda: None))
+    with pytest.warns(UserWarning, match='the display of dice stopped.*no screen'):
+        run = asyncio.run(rollout(Store(tmp_path/'lab'), Dice(), Agent('dice'), range(2), run_id='r', max_turns=3))
+    assert run.episodes.status.tolist() == ['done']*2
+
+PLAYED = '''
+import sys; sys.path.insert(0, {here!r})
+from test_rollout import *
+run = {door}(Store({lab!r}), Dice(lambda n, p: asyncio.sleep(.05)), Agent('dice'), range(8), run_id='r', max_turns=6, concurrency=4)
+'''
+
+@pytest.mark.parametrize('door', ['await rollout', 'rollout_sync'])
+def test_a_notebook_has_a_panel_while_it_runs_and_a_text_afterwards(tmp_path, door):
+    manager = pytest.importorskip('jupyter_client.manager')
+    kernel,client = manager.start_new_kernel(kernel_name='python3')
+    try:
+        client.execute(PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door=door))
+        heard = []
+        while not heard or (heard[-1]['msg_type'], heard[-1]['content'].get('execution_state')) != ('status', 'idle'): heard.append(client.get_iopub_msg(timeout=60))
+    finally:
+        client.stop_channels()
+        kernel.shutdown_kernel(now=True)
+    said = [(o['msg_type'], o['content'].get('data')) for o in heard]
+    shown, = [data for kind,data in said if kind == 'display_data']
+    assert shown['text/markdown'] == 'dice: 0/8 episodes · 0 calls' and 'application/vnd.jupyter.widget-view+json' in shown
+    changes = [data['state']['value'] for kind,data in said if kind == 'comm_msg' and data.get('method') == 'update']
+    assert any(re.search(r'\d/8 episodes.*r:\d:0, turn \d<', str(o)) for o in changes) and len(changes) < 20
+    left, = [data for kind,data in said if kind == 'update_display_data']
+    assert left['text/markdown'].startswith('dice: 8/8 episodes · ') and left['text/markdown'].endswith(' · 48 calls, $0.0480')
+    opened,closed = ([o['content']['comm_id'] for o in heard if o['msg_type'] == kind] for kind in ('comm_open', 'comm_close'))
+    assert set(opened) == set(closed) and not [o for o in heard if o['msg_type'] in ('stream', 'error')]
+
+def test_a_terminal_has_one_line_that_changes(tmp_path):
+    ours,theirs = pty.openpty()
+    code = PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door='rollout_sync')
+    done = subprocess.run([sys.executable, '-c', code], stderr=theirs, stdout=subprocess.PIPE, env=os.environ | dict(TERM='xterm', COLUMNS='150'), timeout=60)
+    os.close(theirs)
+    said = os.read(ours, 1<<20).decode()
+    assert done.returncode == 0 and done.stdout == b''
+    assert '4/8 episodes' in said or '0/8 episodes' in said
+    assert said.count('\n') <= 2 and said.rstrip('\x1b[?25h\r\n').endswith('48 calls, $0.0480')
