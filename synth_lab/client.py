@@ -261,13 +261,8 @@ async def _opened(self:Gate):
 
 @patch
 def leave(self:Gate):
-    "Give the place to the next who waits"
+    "Give the place back, and hand out what is free to those who wait"
     self.running -= 1
-    self._admit()
-
-@patch
-def _admit(self:Gate):
-    "Hand out the free places"
     while self._queue and self.running < self.limit:
         turn = self._queue.popleft()
         if turn.done(): continue # cancelled
