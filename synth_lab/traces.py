@@ -194,6 +194,38 @@ def _check_fields(kind, fields):
     if kind not in EVENTS: raise StoreError(f'unknown kind of event `{kind}`', did_you_mean(kind, EVENTS))
     if bad := fields.keys() - EVENTS[kind].keys(): raise StoreError(f'`{kind}` has no field `{min(bad)}`', did_you_mean(min(bad), EVENTS[kind]))
 
+# %% ../nbs/06_traces.ipynb #659a6336
+_IMAGES = {b'\x89PNG':'image/png', b'\xff\xd8\xff':'image/jpeg', b'GIF8':'image/gif', b'RIFF':'image/webp'}
+
+def _data_url(
+    data:bytes # an image
+)->str: # None when it is no kind of `_IMAGES`
+    "An image as a URL that holds it"
+    kind = next((kind for magic,kind in _IMAGES.items() if data.startswith(magic)), None)
+    return kind and f'data:{kind};base64,{base64.b64encode(data).decode()}'
+
+@patch
+def _to_blob(self:RunWriter, url):
+    "The name of the image in `url`, once it is a file; `url` itself when it holds none"
+    try: data = base64.b64decode(url.partition(',')[2])
+    except ValueError: return url
+    if _data_url(data) != url: return url
+    if (name := hashlib.sha256(data).hexdigest()) not in self._images:
+        self._blobs.mkdir(exist_ok=True)
+        if not (self._blobs/name).exists():
+            (new := self._blobs/f'.{name}.{os.getpid()}.tmp').write_bytes(data)
+            os.replace(new, self._blobs/name)
+        self._images[name] = False
+    return f'blob:{name}'
+
+def _map_images(message, change):
+    "`message` with the URLs of its images changed"
+    if not isinstance(message, dict) or not isinstance(message.get('content'), list): return message
+    def part(p):
+        image = p.get('image_url') if isinstance(p, dict) else None
+        return p | dict(image_url=image | dict(url=change(image['url']))) if isinstance(image, dict) and isinstance(image.get('url'), str) else p
+    return message | dict(content=[part(p) for p in message['content']])
+
 # %% ../nbs/06_traces.ipynb #743719bc
 @patch
 def call(self:RunWriter,
@@ -217,7 +249,7 @@ def _message(self:RunWriter, message, lines):
     if id(message) in self._known: return self._known[id(message)][1]
     sent = _hash(_dump(message))
     if sent not in self._seen:
-        body = _json(self._imageless(message), self._keys)
+        body = _json(_map_images(message, self._to_blob), self._keys)
         self._seen[sent] = id_ = _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
         lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
@@ -225,43 +257,6 @@ def _message(self:RunWriter, message, lines):
     return self._known[id(message)][1]
 
 def _hash(data): return base64.b64encode(hashlib.blake2b(data, digest_size=12).digest()).decode()
-
-# %% ../nbs/06_traces.ipynb #659a6336
-_IMAGES = {b'\x89PNG':'image/png', b'\xff\xd8\xff':'image/jpeg', b'GIF8':'image/gif', b'RIFF':'image/webp'}
-
-def _data_url(
-    data:bytes # an image
-)->str: # None when it is no kind of `_IMAGES`
-    "An image as a URL that holds it"
-    kind = next((kind for magic,kind in _IMAGES.items() if data.startswith(magic)), None)
-    return kind and f'data:{kind};base64,{base64.b64encode(data).decode()}'
-
-@patch
-def _imageless(self:RunWriter, message):
-    "`message` with its images in files of their own"
-    return _map_images(message, self._to_blob)
-
-@patch
-def _to_blob(self:RunWriter, url):
-    "The name of the image in `url`, once it is a file; `url` itself when it holds none"
-    try: data = base64.b64decode(url.partition(',')[2])
-    except ValueError: return url
-    if _data_url(data) != url: return url
-    if (name := hashlib.sha256(data).hexdigest()) not in self._images:
-        self._blobs.mkdir(exist_ok=True)
-        if not (self._blobs/name).exists():
-            (new := self._blobs/f'.{name}.{os.getpid()}.tmp').write_bytes(data)
-            os.replace(new, self._blobs/name)
-        self._images[name] = False
-    return f'blob:{name}'
-
-def _map_images(message, change):
-    "`message` with the URLs of its images changed"
-    if not isinstance(message, dict) or not isinstance(message.get('content'), list): return message
-    def part(p):
-        image = p.get('image_url') if isinstance(p, dict) else None
-        return p | dict(image_url=image | dict(url=change(image['url']))) if isinstance(image, dict) and isinstance(image.get('url'), str) else p
-    return message | dict(content=[part(p) for p in message['content']])
 
 # %% ../nbs/06_traces.ipynb #22cfacf6
 class Tables(dict):
