@@ -521,7 +521,8 @@ class ReplyCache:
 def _miscalled(model, error):
     "The reply in which a model called its tool in a way that the server could not read"
     message = dict(role='assistant', content=str(error.body.get('failed_generation') or ''))
-    return dict(model=model, choices=[dict(index=0, finish_reason='tool_use_failed', message=message)], error=error.body)
+    return dict(model=model, error=error.body,
+        choices=[dict(index=0, finish_reason='tool_use_failed', message=message, error=error.body)])
 
 @patch
 async def _ask(self:AsyncInferenceClient, payload, ask, attempts):

@@ -477,7 +477,8 @@ def test_a_url_that_is_no_api():
 def test_a_call_that_the_server_itself_could_not_read_is_the_models_fault_not_the_requests():
     said = dict(message='Failed to call a function', code='tool_use_failed', failed_generation='<function=do>{"actions"')
     body,attempts = post(app=Scripted((400, {}, dict(error=said))))
-    assert body == dict(model='m', error=said, choices=[dict(index=0, finish_reason='tool_use_failed', message=dict(role='assistant', content='<function=do>{"actions"'))])
+    message = dict(role='assistant', content='<function=do>{"actions"')
+    assert body == dict(model='m', error=said, choices=[dict(index=0, finish_reason='tool_use_failed', message=message, error=said)])
     assert [o['http_status'] for o in attempts] == [400]
 
 @pytest.mark.parametrize('message', ["tool call validation failed: attempted to call tool 'act_now' which was not in request.tools",
