@@ -12,6 +12,7 @@ from bisect import bisect
 from collections import Counter, deque
 from dataclasses import dataclass, field, replace
 from email.utils import formatdate
+from math import inf
 
 import httpx, numpy as np, orjson
 from fastcore.basics import patch
@@ -276,9 +277,11 @@ class Mock:
     key:str|None = field(repr=False) # that requests have to show
     wait:float          # seconds that it asks for
     slow:float          # seconds that a slow response takes
+    at_once:float       # calls that may run at a time
     seed:int            # of the actions
     calls:deque = field(repr=False)  # the last requests: `n`, `fault`, `at` in seconds, `asked`
     counts:Counter = field(default_factory=Counter)                   # calls by fault, and the `good` ones
+    running:int = 0                                                   # calls that run now
     began:float = field(default_factory=time.monotonic, repr=False)   # when it was made
 
 def mock(
@@ -289,12 +292,13 @@ def mock(
     key:str|None=None,    # requests have to show this key
     wait:float=.1,        # seconds after which a client that meets a limit is to come back
     slow:float=.2,        # seconds that a slow response takes
+    at_once:float=inf,    # more calls than these at a time meet `retry_after_ms`
     seed:int=0,           # of the draws of faults and actions
     log:int=100           # how many requests to keep in `calls`
 )->Mock: # an ASGI app; raises `LabError` for a fault or a dialect that there is not
     "A server that is as quick, and as bad, as you ask"
     if dialect not in SHAPES: raise LabError(f'there is no dialect {dialect!r}', did_you_mean(dialect, SHAPES))
-    return Mock(latency, schedule(faults, seed), SHAPES[dialect], plays, key, wait, slow, seed, deque(maxlen=log))
+    return Mock(latency, schedule(faults, seed), SHAPES[dialect], plays, key, wait, slow, at_once, seed, deque(maxlen=log))
 
 # %% ../nbs/13a_mock.ipynb #2dca7b97
 def _said(mock, n, asked):
@@ -371,16 +375,23 @@ def _asked(mock, body):
     return asked
 
 # %% ../nbs/13a_mock.ipynb #571d9373
+def _latency(mock, n):
+    "Seconds before the answer to call `n`"
+    return mock.latency if isinstance(mock.latency, (int, float)) else random.Random(f'{mock.seed} {n} late').uniform(*mock.latency)
+
 async def _chat(mock, body, receive, send):
     "Answer a request for a chat completion; raises `LabError`"
     asked = _asked(mock, body)
     n = mock.counts.total()
-    kind = _known(mock.fault(n, asked))
+    kind = _known(mock.fault(n, asked)) if mock.running < mock.at_once else 'retry_after_ms'
     mock.counts[kind or 'good'] += 1
     mock.calls.append(dict(n=n, fault=kind, at=time.monotonic() - mock.began, asked=asked))
     fault = FAULTS[kind] if kind else FINE
-    if mock.latency: await asyncio.sleep(mock.latency if isinstance(mock.latency, (int, float)) else random.Random(f'{mock.seed} {n} late').uniform(*mock.latency))
-    await WIRES[fault.wire](receive, send, mock.slow, *_response(mock, fault, n, asked, len(body)))
+    mock.running += 1
+    try:
+        if mock.latency: await asyncio.sleep(_latency(mock, n))
+        await WIRES[fault.wire](receive, send, mock.slow, *_response(mock, fault, n, asked, len(body)))
+    finally: mock.running -= 1
 
 @patch
 async def __call__(self:Mock, scope, receive, send):

@@ -214,6 +214,15 @@ def test_the_log_is_bounded():
     for i in range(4): in_process(app, seed=i)
     assert [(o['n'], o['asked']['seed']) for o in app.calls] == [(2, 2), (3, 3)] and app.counts == dict(good=4)
 
+def test_a_client_adapts_to_a_server_that_takes_few_at_once():
+    app = mock(at_once=4, latency=.005, wait=.01, plays=['do'])
+    async def go():
+        client = AsyncInferenceClient(app=app)
+        return await asyncio.gather(*(client.post(ASKED) for _ in range(40)), return_exceptions=True)
+    got = asyncio.run(go())
+    assert all(isinstance(o, tuple) and o[1][-1]['http_status'] == 200 for o in got) and app.running == 0
+    assert app.counts['good'] == 40 and app.counts['retry_after_ms'] == sum(len(o[1]) - 1 for o in got) > 0
+
 def test_latency_may_be_drawn():
     app = mock(latency=(.01, .03))
     with serving(app) as url:

@@ -4,6 +4,7 @@ import asyncio, json
 import httpx, pytest
 
 from synth_lab.mock import FAULTS, REPLIES, SHAPES, mock
+from synth_lab.policies import init_weights, save_checkpoint
 from synth_lab.serve import create_app, serving
 from synth_lab.tools import interact_many, read_reply
 from synth_lab.view import format, look
@@ -100,6 +101,11 @@ def test_models(box):
     assert (one.id, one.object, one.owned_by, one.created) == ('expert', 'model', 'synth_lab', 0)
     with pytest.raises(openai.NotFoundError, match='did you mean `expert`') as e: box.models.retrieve('exprt')
     assert (e.value.code, e.value.param, e.value.type) == ('model_not_found', None, 'invalid_request_error')
+
+def test_a_checkpoint_by_its_id(tmp_path):
+    for o in ('ft:student:job_1', 'ft:me/student:job_2'): save_checkpoint(tmp_path, o, init_weights())
+    listed,one = meet(create_app(tmp_path), lambda client: ([o.id for o in client.models.list()], client.models.retrieve('ft:me/student:job_2')))
+    assert listed[3:] == ['ft:student:job_1', 'ft:me/student:job_2'] and one.id == 'ft:me/student:job_2' and one.created > 1_700_000_000
 
 @pytest.mark.parametrize('change, error, status, code, param', [
     (dict(model='exprt'), openai.NotFoundError, 404, 'model_not_found', None), (dict(temperature=-1), openai.BadRequestError, 400, 'bad_request', 'temperature'),
