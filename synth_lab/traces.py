@@ -57,7 +57,10 @@ def _json(
     keys:tuple=None # `key_values()` of before; None: those of now
 )->bytes:
     "`obj` as JSON without keys"
-    data = _dump(obj)
+    return _clean(_dump(obj), keys)
+
+def _clean(data, keys):
+    "The JSON `data` without keys; `data` itself when there are none"
     text = data.decode()
     return data if redact(text, keys) == text else _dump(_masked(json.loads(text), keys))
 
@@ -247,10 +250,10 @@ def call(self:RunWriter,
 def _message(self:RunWriter, message, lines):
     "The id of `message` (or of a list of tool schemas) as JSON; its line is added to `lines` when it is new"
     if id(message) in self._known: return self._known[id(message)][1]
-    sent = _hash(_dump(message))
-    if sent not in self._seen:
-        body = _json(_map_images(message, self._to_blob), self._keys)
-        self._seen[sent] = id_ = _hash(body)
+    data = _dump(_map_images(message, self._to_blob))
+    if (sent := _hash(data)) not in self._seen:
+        body = _clean(data, self._keys)
+        self._seen[sent] = id_ = sent if body is data else _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
         lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
     self._known[id(message)] = message,_dump(self._seen[sent])
@@ -355,10 +358,11 @@ _VIEWS = dict(
         FROM events WHERE kind IN ('episode', 'episode_end') WINDOW one AS (PARTITION BY run_id, episode_id, attempt)""",
     attempts=f"""FROM begun QUALIFY row_number() OVER (PARTITION BY run_id, episode_id, attempt
         ORDER BY counts DESC, kind, status IN {_FINAL} DESC, turns DESC, ended_at DESC) = 1""",
-    under_way="""SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns,
-        sum(len(steps))::INTEGER AS steps_played, count(*)::INTEGER AS calls,
-        flatten(list(flatten(list_transform(steps, lambda s: s.unlocked)) ORDER BY turn) FILTER (steps IS NOT NULL)) AS achievements
-        FROM played JOIN (SELECT run_id, episode_id, attempt FROM attempts WHERE NOT counts) USING (run_id, episode_id, attempt) GROUP BY ALL""",
+    open="SELECT run_id, episode_id, attempt FROM attempts WHERE NOT counts",
+    under_way="""FROM (SELECT run_id, episode_id, attempt, max(turn) FILTER (verdict IS NOT NULL) AS turns, count(*)::INTEGER AS calls
+            FROM calls_from SEMI JOIN open USING (run_id, episode_id, attempt) GROUP BY ALL)
+        LEFT JOIN (SELECT run_id, episode_id, attempt, count(*)::INTEGER AS steps_played, flatten(list(unlocked ORDER BY step)) AS achievements
+            FROM steps_from SEMI JOIN open USING (run_id, episode_id, attempt) GROUP BY ALL) USING (run_id, episode_id, attempt)""",
     episodes_all=f"""SELECT p.run_id, p.episode_id, coalesce(e.attempt, 1) AS attempt, r.model, r.endpoint, r.split, r.difficulty,
         p.seed, p.sample, r.rng, r.length,
         coalesce(e.status, CASE WHEN e.attempt IS NULL THEN 'planned' ELSE 'running' END) AS status,
@@ -629,9 +633,11 @@ def unfinished(self:Store,
     run_id:str # a run of this lab
 )->list: # dicts of episode_id, attempt, started_at, calls
     "What is recorded of the episodes that began and did not finish"
-    return self.rows(f"""SELECT e.episode_id, e.attempt, any_value(e.started_at) AS started_at,
-        coalesce(list({{turn: c.turn, verdict: c.verdict, raw: c.raw, steps: c.steps,
-                input_tokens: c.input_tokens, output_tokens: c.output_tokens, cost_usd: c.cost_usd}}
-            ORDER BY c.turn, c.started_at, c.call_id) FILTER (c.turn IS NOT NULL), []) AS calls
-        FROM episodes e LEFT JOIN played c USING (run_id, episode_id, attempt)
-        WHERE run_id = ? AND e.status NOT IN {_FINAL} AND e.status <> 'planned' GROUP BY ALL ORDER BY e.episode_id""", run_id)
+    open_ = self.rows(f"""SELECT episode_id, attempt, started_at, [] AS calls FROM episodes
+        WHERE run_id = ? AND status NOT IN {_FINAL} AND status <> 'planned' ORDER BY episode_id""", run_id)
+    if not open_: return []
+    calls = self.rows(f"""SELECT episode_id, attempt, turn, verdict, raw, steps, input_tokens, output_tokens, cost_usd FROM played
+        WHERE run_id = ? AND episode_id IN ({', '.join('?'*len(open_))}) ORDER BY turn, started_at, call_id""", run_id, *(o['episode_id'] for o in open_))
+    found = {(o['episode_id'], o['attempt']):o['calls'] for o in open_}
+    for c in calls: found.get((c.pop('episode_id'), c.pop('attempt')), []).append(c)
+    return open_
