@@ -331,8 +331,7 @@ def _checked(said, verdict):
 
 def _error(fault, wait):
     "The body of an error, with the seconds to wait filled in"
-    def fill(text): return text.format(seconds=wait)
-    body = error_body(fill(fault.error), fault.code, kind='server_error' if fault.outcome == 'retry' else 'invalid_request_error')
+    body = error_body(fault.error.format(seconds=wait), fault.code, kind='server_error' if fault.outcome == 'retry' else 'invalid_request_error')
     body['error'] |= orjson.loads(orjson.dumps(fault.more).replace(b'{seconds:g}', b'%g' % wait))
     return orjson.dumps(body)
 
@@ -349,7 +348,7 @@ def _response(mock, fault, n, asked, size):
     if fault.body is not None: return fault.status,headers,[fault.body]
     error = _error(fault, mock.wait) if fault.error else None
     if fault.status != 200: return fault.status,headers,[error]
-    said = replace(_said(mock, n, asked), **fault.said) if fault.said else _said(mock, n, asked)
+    said = replace(_said(mock, n, asked), **fault.said)
     if mock.shape.checks and fault.outcome in CHECKS: return 400,headers,[_checked(said, fault.outcome)]
     return 200,headers,_parts(_completion(said, mock.shape, n, asked, size), asked, error)
 
@@ -382,16 +381,16 @@ def _latency(mock, n):
 async def _chat(mock, body, receive, send):
     "Answer a request for a chat completion; raises `LabError`"
     asked = _asked(mock, body)
-    n = mock.counts.total()
-    kind = _known(mock.fault(n, asked)) if mock.running < mock.at_once else 'retry_after_ms'
+    n,full = mock.counts.total(),mock.running >= mock.at_once
+    kind = 'retry_after_ms' if full else _known(mock.fault(n, asked))
     mock.counts[kind or 'good'] += 1
     mock.calls.append(dict(n=n, fault=kind, at=time.monotonic() - mock.began, asked=asked))
     fault = FAULTS[kind] if kind else FINE
-    mock.running += 1
+    mock.running += not full # who is sent away waits for nothing, and takes up no place
     try:
-        if mock.latency: await asyncio.sleep(_latency(mock, n))
+        if mock.latency and not full: await asyncio.sleep(_latency(mock, n))
         await WIRES[fault.wire](receive, send, mock.slow, *_response(mock, fault, n, asked, len(body)))
-    finally: mock.running -= 1
+    finally: mock.running -= not full
 
 @patch
 async def __call__(self:Mock, scope, receive, send):
