@@ -155,7 +155,7 @@ async def _turn(ep, play):
     play.writer.call(t.payload['messages'], t.payload.get('tools'), t.reply.message, **row, **use, **_said(t), steps=steps,
         turn_reward=sum(len(o['unlocked']) for o in steps), keyframe=_keyframe(ep, len(steps)))
     ep.remember(t.memory, _keep(agent))
-    await play.turn(_event(play.writer.run_id, ep, t, steps, row['latency_ms']))
+    await play.played(_event(play.writer.run_id, ep, t, steps, row['latency_ms']))
     await asyncio.sleep(0)
 
 KEYFRAME = 500 # steps
@@ -278,35 +278,40 @@ class Play:
         "Why not everything was played"
         return '; '.join(filter(None, [self.budget.why, *self.lost])) or None
 
-    async def _tell(self, callback, event):
-        if not callback: return
-        try:
-            said = callback(event)
-            if isawaitable(said): await said
-        except Exception as e:
-            self.broken = e
-            raise
-
-    async def turn(self, e:TurnEvent):
-        "A turn was played"
-        self.failures = 0
-        self.live.turn(e)
-        if not e.cached: self.budget.add(e.tokens, e.cost)
-        await self._tell(self.on_turn, e)
-
-    async def ended(self, e:EpisodeEvent):
-        "An episode ended; raises `RolloutError` when too many failed"
-        self.live.ended(e)
-        await self._tell(self.on_end, e)
-        self.failures += e.status in ('error', 'timeout')
-        if self.max_failures and self.failures >= self.max_failures:
-            raise RolloutError(f'{self.failures} episodes in a row failed without one good call, the last one with {e.error_type}: {e.error_message}',
-                f'mend that, then go on with run_id={e.run_id!r}, resume=True; max_failures sets how many may')
-
     def fatal(self, e:Exception)->bool:
         "Whether `e` concerns the whole run"
         early = isinstance(e, (EndpointDown, BadRequest)) and not self.live.calls
         return early or e is self.broken or isinstance(e, (StoreError, AuthError, ModelNotFoundError))
+
+# %% ../nbs/07_rollout.ipynb #49140fed
+@patch
+async def played(self:Play, e:TurnEvent):
+    "A turn was played"
+    self.failures = 0
+    self.live.turn(e)
+    if not e.cached: self.budget.add(e.tokens, e.cost)
+    await self._tell(self.on_turn, e)
+
+@patch
+async def ended(self:Play, e:EpisodeEvent):
+    "An episode ended; raises `RolloutError` when too many failed"
+    self.live.ended(e)
+    await self._tell(self.on_end, e)
+    self.failures += e.status in ('error', 'timeout')
+    if self.max_failures and self.failures >= self.max_failures:
+        raise RolloutError(f'{self.failures} episodes in a row failed without one good call, the last one with {e.error_type}: {e.error_message}',
+            f'mend that, then go on with run_id={e.run_id!r}, resume=True; max_failures sets how many may')
+
+@patch
+async def _tell(self:Play, callback, event):
+    "Call the caller back"
+    if not callback: return
+    try:
+        said = callback(event)
+        if isawaitable(said): await said
+    except Exception as e:
+        self.broken = e
+        raise
 
 # %% ../nbs/07_rollout.ipynb #7588ecd7
 async def _episode(ep, play):
@@ -469,12 +474,12 @@ def _config(client, agent, plan, difficulty, length):
 def _rest(store, play, planned):
     "The episodes that are not finished, and the records of those that were begun"
     run_id,budget = play.writer.run_id,play.budget
-    for o in store.rows("""SELECT episode_id, seed, status, turns, achievements FROM episodes WHERE run_id = ? AND "return" IS NOT NULL""", run_id):
-        play.live.ended(EpisodeEvent(run_id, o['episode_id'], o['seed'], o['status'], o['turns'], tuple(o['achievements'])))
+    finished = store.rows('SELECT episode_id, seed, status, turns, achievements FROM episodes WHERE run_id = ? AND "return" IS NOT NULL', run_id)
+    for o in finished: play.live.ended(EpisodeEvent(run_id, o['episode_id'], o['seed'], o['status'], o['turns'], tuple(o['achievements'])))
     if budget.token_limit or budget.cost_limit:
         for o in store.rows("""SELECT input_tokens + output_tokens AS tokens, cost_usd FROM calls_all
             WHERE run_id = ? AND verdict IS NOT NULL AND NOT cached""", run_id): budget.add(o['tokens'], o['cost_usd'])
-    final = {o['episode_id'] for o in store.rows('SELECT episode_id FROM episodes WHERE run_id = ? AND "return" IS NOT NULL', run_id)}
+    final = {o['episode_id'] for o in finished}
     return [p for p in planned if p['episode_id'] not in final],{o['episode_id']:o for o in store.unfinished(run_id)}
 
 async def _play(play, waiting, records, concurrency, processes):
@@ -628,6 +633,7 @@ async def _spawn(play, name, client):
     await line.send(play.writer.folder.parents[1], name, dict(run_id=play.writer.run_id, client=client, config=play.config, agent=play.agent, timeout=play.timeout))
     return line,process
 
+# %% ../nbs/07_rollout.ipynb #f1eb50c7
 async def _share(play, waiting, records, places, processes):
     "Hand episodes out to processes; those that are left when a limit is reached"
     client,n,gates = _luggage(play.client),min(processes, places),{}
@@ -647,6 +653,16 @@ async def _tell_limit(play, lines):
     while not play.budget.reached: await asyncio.sleep(.05)
     for line in lines: await line.send('stop', play.budget.why)
 
+async def _gone(line, process):
+    "See a process off; its exit code"
+    await line.send('leave')
+    try: return await asyncio.to_thread(process.wait, 10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return process.wait()
+    finally: line.writer.close()
+
+# %% ../nbs/07_rollout.ipynb #3d6f9064
 async def _hear(play, line, process, waiting, records, places, gates):
     "Keep a process busy, and hear what becomes of its episodes"
     under_way = set()
@@ -660,7 +676,7 @@ async def _hear(play, line, process, waiting, records, places, gates):
         await more()
         while message := await line.receive():
             match message:
-                case 'turn',e: await play.turn(e)
+                case 'turn',e: await play.played(e)
                 case 'end',e:
                     under_way.discard(e.episode_id)
                     await play.ended(e)
@@ -671,12 +687,3 @@ async def _hear(play, line, process, waiting, records, places, gates):
                 case 'raised',e: raise e
     finally: code = await _gone(line, process)
     if under_way: play.lost.append(f'process {process.pid} died with code {code}, {len(under_way)} of its episodes are unfinished')
-
-async def _gone(line, process):
-    "See a process off; its exit code"
-    await line.send('leave')
-    try: return await asyncio.to_thread(process.wait, 10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-    finally: line.writer.close()

@@ -1,5 +1,5 @@
 "What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
-import asyncio, os, pickle, random, signal, subprocess, sys
+import asyncio, os, pickle, random, re, signal, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -416,6 +416,7 @@ def test_a_cost_that_nobody_knows_cannot_be_limited(store):
     class Unpriced(Dice):
         def cost(self, model, usage): return None
     with pytest.raises(RolloutError, match=r"price of 'dice' at dice.*\[prices.dice\] in settings.ini"): play(store, Unpriced(), cost_limit=1)
+    with pytest.raises(RolloutError, match='set token_limit'): play(store, AsyncInferenceClient(base_url='http://127.0.0.1:9/v1'), cost_limit=1)
     assert not store.path.exists()
 
 @pytest.mark.parametrize('how', [dict(token_limit=0), dict(cost_limit=-1), dict(time_limit='1'), dict(cost_limit=True), dict(max_failures=2.5), dict(processes=0)])
@@ -542,13 +543,15 @@ def test_a_run_from_before_new_settings_goes_on(store, whole):
 
 class Far(Dice):
     "A client that goes to other processes; `trouble` is one of theirs, and happens on the process' call number `at`"
-    def __init__(self, trouble=None, at=5, wait=0.):
+    def __init__(self, trouble=None, at=5, wait=0., mark=None):
         super().__init__(self.meet)
-        self.trouble,self.at,self.wait = trouble,at,wait
+        self.trouble,self.at,self.wait,self.mark = trouble,at,wait,mark
 
     def meet(self, n, payload):
         if n < self.at or not self.trouble: return asyncio.sleep(self.wait)
-        if self.trouble == 'killed': os.kill(os.getpid(), signal.SIGKILL)
+        if self.trouble == 'one killed' and os.path.exists(self.mark): return asyncio.sleep(self.wait)
+        if self.trouble == 'one killed': open(self.mark, 'x').close()
+        if 'killed' in self.trouble: os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == 'key': raise AuthError('key revoked', 'set KEY', status=401)
         if self.trouble == 'once' and n == self.at: raise ServerError('bad gateway', status=502)
 
@@ -566,6 +569,13 @@ def test_a_process_that_dies_leaves_its_episodes_for_a_resume(store, whole):
     heard = []
     again = play(store, Far(), range(8), processes=2, concurrency=4, resume=True, on_turn=heard.append)
     assert same(again.episodes, whole) and again.episodes.attempt.tolist() == [1]*8 and once(store) and len(heard) == 48-played
+
+def test_others_go_on_when_one_process_dies(store, whole, tmp_path):
+    run = play(store, Far('one killed', wait=.01, mark=str(tmp_path/'mark')), range(8), processes=2, concurrency=4)
+    e = run.episodes
+    assert sorted(e.status) == ['done']*6 + ['running']*2 and same(e[e.status == 'done'], whole[whole.seed.isin(e[e.status == 'done'].seed)])
+    assert re.fullmatch('process .* died with code -9, 2 of its episodes are unfinished', run.stopped) and run.stopped in repr(run)
+    assert same(play(store, Dice(), range(8), resume=True).episodes, whole) and once(store)
 
 def test_what_concerns_the_whole_run_stops_all_processes(store, whole):
     with pytest.raises(AuthError, match='key revoked') as e: play(store, Far('key'), range(8), processes=2, concurrency=4)
