@@ -8,6 +8,7 @@ __all__ = ['seal_segment', 'Verified']
 # %% ../nbs/06a_seal.ipynb #f9b69ebd
 import fcntl, hashlib, os, shutil, warnings
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,9 +54,8 @@ def seal_segment(
     "Write a finished segment as Parquet with a manifest; the segment stays"
     run,name = path.parents[1],path.stem
     (run/'sealed').mkdir(exist_ok=True)
-    held = [_locked(run/'sealed', fcntl.LOCK_EX), _locked(path, fcntl.LOCK_SH|fcntl.LOCK_NB)]  # one seals at a time, nobody writes
-    try:
-        if None in held or not path.stat().st_size or (run/'manifest'/f'{name}.json').exists(): return False
+    with _alone(run):
+        if (run/'manifest'/f'{name}.json').exists() or not _over(path): return False
         new,seal = run/'sealed'/f'.{name}.tmp',run/'sealed'/name
         for o in (new, seal): shutil.rmtree(o, ignore_errors=True)
         new.mkdir()
@@ -63,9 +63,20 @@ def seal_segment(
         os.rename(new, seal)
         sync_folder(run/'sealed')
         publish(run/'manifest'/f'{name}.json', orjson.dumps(manifest, option=orjson.OPT_INDENT_2))
-        return True
-    finally:
-        for fd in held: fd is None or os.close(fd)
+    return True
+
+@contextmanager
+def _alone(run):
+    "Nobody else seals or deletes in this run meanwhile"
+    fd = _locked(run/'sealed', fcntl.LOCK_EX)
+    try: yield
+    finally: os.close(fd)
+
+def _over(path):
+    "Whether the segment at `path` is there, was written to, and nobody will write to it again"
+    if not path.exists() or (fd := _locked(path, fcntl.LOCK_SH|fcntl.LOCK_NB)) is None: return False
+    os.close(fd)
+    return path.stat().st_size > 0
 
 def _convert(path, folder):
     "Write the lines of `path` as Parquet into `folder`; the manifest"
@@ -174,14 +185,16 @@ def gc(self:Store,
 )->int: # bytes freed
     "Delete the segments whose seal verifies, and what was left half done"
     freed = 0
-    for seal,manifest in self._manifests(run_id).items():
-        lines = seal.parents[1]/'live'/f'{seal.name}.jsonl'
-        if lines.exists() and not list(_damage(seal, manifest)): freed += _delete(lines)
-    for folder in self.path.glob(f'runs/{run_id or "*"}/sealed'):
-        fd = _locked(folder, fcntl.LOCK_EX)  # nobody seals right now
-        freed += sum(_delete(o) for o in folder.iterdir() if not (folder.parent/'manifest'/f'{o.name}.json').exists())
-        os.close(fd)
+    for run in [p.parent for p in self.path.glob(f'runs/{run_id or "*"}/sealed')]:
+        with _alone(run): freed += sum(_delete(o) for o in self._spare(run))
     return freed
+
+@patch
+def _spare(self:Store, run):
+    "What the run in folder `run` can do without"
+    seals = self._manifests(run.name)
+    lines = [run/'live'/f'{s.name}.jsonl' for s,m in seals.items() if not list(_damage(s, m))]
+    return [o for o in lines if o.exists()] + [o for o in (run/'sealed').iterdir() if o not in seals]
 
 def _delete(path):
     "Delete a file or a folder; its bytes"

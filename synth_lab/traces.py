@@ -435,7 +435,7 @@ def _typed(columns): return ', '.join(f'"{c}" {t}' for c,t in columns.items())
 def _open_db():
     "An empty in-memory DuckDB with the store's tables and views"
     db = duckdb.connect(config=dict(autoinstall_known_extensions='false', autoload_known_extensions='false'))
-    db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+    db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'; SET parquet_metadata_cache = true")
     db.execute(f'CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {_typed(_COLUMNS)})')
     db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
     run = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema_version='INTEGER') | _CONFIG | dict(config='JSON', config_id='VARCHAR', provenance='JSON')
