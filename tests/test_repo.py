@@ -20,7 +20,7 @@ def test_each_module_has_one_notebook():
 def test_imports_point_up_the_list():
     order = [exported(p) for p in LIBRARY]
     for k, module in enumerate(order):
-        used = re.findall(r'from (?:\.|synth_lab\.)(\w+) import', (ROOT/f'synth_lab/{module}.py').read_text())
+        used = re.findall(r'^\s*from (?:\.|synth_lab\.)(\w+) import', (ROOT/f'synth_lab/{module}.py').read_text(), re.M)
         assert not set(used) - set(order[:k]), f'{module} imports a room below it'
 
 
