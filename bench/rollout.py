@@ -19,6 +19,7 @@ from synth_lab.agent import Agent
 from synth_lab.client import AsyncInferenceClient
 from synth_lab.mock import mock, mock_process
 from synth_lab.rollout import rollout
+from synth_lab.seal import gc, seal
 from synth_lab.traces import Store
 from synth_lab.view import format, look
 from synth_lab.world import World
