@@ -256,7 +256,7 @@ def _message(self:RunWriter, message, lines):
         self._seen[sent] = id_ = sent if body is data else _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
         lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
-    self._known[id(message)] = message,_dump(self._seen[sent])
+    self._known[id(message)] = message,f'"{self._seen[sent]}"'.encode()  # orjson's bytes would hold a buffer of 4 kB each
     return self._known[id(message)][1]
 
 def _hash(data): return base64.b64encode(hashlib.blake2b(data, digest_size=12).digest()).decode()
