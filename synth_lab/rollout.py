@@ -499,7 +499,7 @@ async def _worker(play, waiting, records):
     "Play one episode after the other"
     for plan in waiting:
         record = records.pop(plan['episode_id'], None)
-        if play.budget.reached and not record: _skip(play, plan)
+        if play.budget.reached and not record: await play.ended(_skip(play, plan))
         else: await _episode(_begin(plan, play.config, record, play.agent), play)
 
 def _begin(plan, config, record, agent):
@@ -508,11 +508,11 @@ def _begin(plan, config, record, agent):
     return replay(plan, config, record, agent) or Episode(plan, config, record['attempt']+1)
 
 def _skip(play, plan):
-    "Write that an episode was not begun, and why"
+    "Write that an episode was not begun, and why; the event that tells it"
     t,why = now(),play.budget.why
     play.writer.write('episode_end', episode_id=plan['episode_id'], attempt=1, status='cancelled', turns=0, steps_played=0, achievements=[], unlock_steps=[],
         **_NOTHING, unusable=0, verdicts={}, started_at=t, ended_at=t, wall_s=0., error_type='LimitReached', error_message=why)
-    play.live.ended(EpisodeEvent(play.writer.run_id, plan['episode_id'], plan['seed'], 'cancelled', 0, (), 'LimitReached', why))
+    return EpisodeEvent(play.writer.run_id, plan['episode_id'], plan['seed'], 'cancelled', 0, (), 'LimitReached', why)
 
 # %% ../nbs/07_rollout.ipynb #e4fa7d9d
 @delegates(rollout)

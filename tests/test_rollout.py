@@ -364,8 +364,10 @@ def test_a_run_goes_on_only_as_it_was_begun(store):
 
 def test_a_token_limit_stops_the_run_with_a_reason_and_it_goes_on_with_another(store, whole):
     dice = Dice(lambda n, p: asyncio.sleep(.001))
-    run = play(store, dice, range(8), concurrency=3, token_limit=305*20)
+    ends = []
+    run = play(store, dice, range(8), concurrency=3, token_limit=305*20, on_end=ends.append)
     e = run.episodes
+    assert sorted((o.seed, o.status) for o in ends) == e[['seed', 'status']].apply(tuple, axis=1).tolist()
     assert set(e.status) == {'done', 'cancelled'} and 20 <= len(dice.sent) <= 22 and e.calls.sum() == len(dice.sent)
     assert (e[e.status == 'cancelled'].error_type == 'LimitReached').all() and e[e.status == 'cancelled']['return'].isna().all()
     assert run.stopped.startswith('token_limit=6,100 is reached: 6,') and 'Stopped: token_limit=6,100' in repr(run) and once(store)
