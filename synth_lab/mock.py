@@ -275,6 +275,7 @@ class Mock:
     shape:Shape         # of its replies
     plays:object        # how it decides
     key:str|None = field(repr=False) # that requests have to show
+    models:tuple        # that it serves; none: whatever is asked for
     wait:float          # seconds that it asks for
     slow:float          # seconds that a slow response takes
     at_once:float       # calls that may run at a time
@@ -290,6 +291,7 @@ def mock(
     dialect:str='openai', # whose replies to write: a name in `SHAPES`
     plays=2,              # that many random actions a call, or these actions, or the model in the box of this name
     key:str|None=None,    # requests have to show this key
+    models=(),            # ids of the models that it serves; none: whatever is asked for
     wait:float=.1,        # seconds after which a client that meets a limit is to come back
     slow:float=.2,        # seconds that a slow response takes
     at_once:float=inf,    # more calls than these at a time meet `retry_after_ms`
@@ -298,7 +300,7 @@ def mock(
 )->Mock: # an ASGI app; raises `LabError` for a fault or a dialect that there is not
     "A server that is as quick, and as bad, as you ask"
     if dialect not in SHAPES: raise LabError(f'there is no dialect {dialect!r}', did_you_mean(dialect, SHAPES))
-    return Mock(latency, schedule(faults, seed), SHAPES[dialect], plays, key, wait, slow, at_once, seed, deque(maxlen=log))
+    return Mock(latency, schedule(faults, seed), SHAPES[dialect], plays, key, tuple(models), wait, slow, at_once, seed, deque(maxlen=log))
 
 # %% ../nbs/13a_mock.ipynb #2dca7b97
 def _said(mock, n, asked):
@@ -378,11 +380,13 @@ def _latency(mock, n):
     "Seconds before the answer to call `n`"
     return mock.latency if isinstance(mock.latency, (int, float)) else random.Random(f'{mock.seed} {n} late').uniform(*mock.latency)
 
+def _unserved(mock, asked): return mock.models and asked.get('model') not in mock.models
+
 async def _chat(mock, body, receive, send):
     "Answer a request for a chat completion; raises `LabError`"
     asked = _asked(mock, body)
     n,full = mock.counts.total(),mock.running >= mock.at_once
-    kind = 'retry_after_ms' if full else _known(mock.fault(n, asked))
+    kind = 'no_model' if _unserved(mock, asked) else 'retry_after_ms' if full else _known(mock.fault(n, asked))
     mock.counts[kind or 'good'] += 1
     mock.calls.append(dict(n=n, fault=kind, at=time.monotonic() - mock.began, asked=asked))
     fault = FAULTS[kind] if kind else FINE
@@ -401,7 +405,7 @@ async def __call__(self:Mock, scope, receive, send):
     if path == '/counts': await say(200, self.counts)
     elif self.key and dict(scope['headers']).get(b'authorization') != f'Bearer {self.key}'.encode():
         await say(401, error_body('Incorrect API key provided.', 'invalid_api_key'))
-    elif path == '/models': await say(200, dict(object='list', data=[dict(id='mock', object='model', created=0, owned_by='synth_lab')]))
+    elif path == '/models': await say(200, dict(object='list', data=[dict(id=o, object='model', created=0, owned_by='synth_lab') for o in self.models or ['mock']]))
     elif path != '/chat/completions': await say(404, error_body(f'Invalid URL ({scope["method"]} {scope["path"]})'))
     else:
         try: await _chat(self, body, receive, send)

@@ -238,3 +238,11 @@ def test_in_a_process_of_its_own():
     with mock_process(faults=['cut', 'server_error'], dialect='groq') as url:
         assert [o if isinstance(o, str) else o.status_code for o in (meet(url) for _ in range(3))] == ['RemoteProtocolError', 500, 200]
         assert httpx.get(f'{url}/counts').json() == dict(cut=1, server_error=1, good=1)
+
+
+def test_a_server_of_some_models_knows_no_others():
+    with serving(mock(models=['small', 'large'])) as url:
+        assert [o['id'] for o in httpx.get(f'{url}/models').json()['data']] == ['small', 'large']
+        asked = {m: httpx.post(f'{url}/chat/completions', json=dict(model=m, messages=[])) for m in ('large', 'lrge')}
+    assert {m: o.status_code for m,o in asked.items()} == {'large': 200, 'lrge': 404}
+    assert asked['lrge'].json()['error']['code'] == 'model_not_found'
