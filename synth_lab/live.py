@@ -7,7 +7,7 @@ __all__ = ['TurnEvent', 'EpisodeEvent', 'half_width', 'Live', 'screen', 'panel_h
 
 # %% ../nbs/06b_live.ipynb #ef813cd7
 import asyncio, sys, time, warnings
-from collections import Counter, deque
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html import escape
@@ -75,7 +75,7 @@ class Live:
     statuses:Counter=field(default_factory=Counter) # of the episodes that ended
     worlds:dict=field(default_factory=dict)         # seed → (episodes, achievements), of those that are `done`
     asking:dict=field(default_factory=dict)         # episode → when it asked the model
-    recent:deque=field(default_factory=lambda: deque(maxlen=4)) # the last turns
+    recent:dict=field(default_factory=dict)         # episode → its last turn, of the four that moved last
     started:float=field(default_factory=time.monotonic)
 
     def asks(self, episode_id):
@@ -85,7 +85,9 @@ class Live:
     def turn(self, e:TurnEvent):
         "A turn was played"
         self.asks(e.episode_id)
-        self.recent.append(e)
+        self.recent.pop(e.episode_id, None)
+        self.recent[e.episode_id] = e
+        if len(self.recent) > 4: del self.recent[next(iter(self.recent))]
         self.calls,self.tokens = self.calls+1,self.tokens+(e.tokens or 0)
         self.cost = None if None in (self.cost, e.cost) else self.cost+e.cost
 
@@ -105,23 +107,26 @@ def _parts(live):
     mean = n and f'{sum(s for _,s in live.worlds.values())/n:.2f}' + (f' ± {half:.2f}' if half is not None else '') + ' achievements an episode'
     return [f'{live.statuses.total()}/{live.total} episodes{others}', mean, f'{live.calls} calls' + (f', ${live.cost:.4f}' if live.cost else '')]
 
-def _now(live):
-    "The words for who watches: speed, tokens, and who waits for what"
-    t = time.monotonic()
-    gate,slow = live.gate,min(live.asking.items(), key=lambda o: o[1], default=None)
+def _waits(live):
+    "Who waits for what: calls that the client holds back, and the episode that has been asking longest"
+    gate,(slow,since) = live.gate,min(live.asking.items(), key=lambda o: o[1], default=('', time.monotonic()))
     waits = gate.waiting and f'{gate.waiting} wait' + (f': {gate.why}' if gate.why else '') if gate else 0
-    longest = slow and t-slow[1] > 5 and f'{slow[0]} asks for {t-slow[1]:.0f} s'
-    return [f'{live.calls/(t-live.started+1e-9):.0f}/s', f'{live.tokens:,} tokens', 'cost unknown' if live.cost is None else 0, waits, longest]
+    return [waits, (t := time.monotonic()-since) > 5 and f'{slow} asks for {t:.0f} s']
 
-def _join(name, parts): return f'{name}: ' + ' · '.join(o for o in parts if o)
+def _speed(live):
+    "Calls a second, and what they used"
+    return [f'{live.calls/(time.monotonic()-live.started+1e-9):.0f}/s', f'{live.tokens:,} tokens', live.cost is None and 'cost unknown']
+
+def _join(parts): return ' · '.join(o for o in parts if o)
 
 @patch
-def __str__(self:Live): return _join(self.name, _parts(self))
+def __str__(self:Live): return f'{self.name}: {_join(_parts(self))}'
 
 @patch(as_prop=True)
 def line(self:Live)->str:
-    "All of it in one line"
-    return _join(self.name, _parts(self) + _now(self))
+    "All of it in one line, what may need a hand first"
+    progress,*rest = _parts(self)
+    return f'{self.name}: {_join([progress, *_waits(self), *rest, *_speed(self)])}'
 
 # %% ../nbs/06b_live.ipynb #6f02e1d7
 def _in_notebook():
@@ -152,14 +157,15 @@ def _terminal():
     return show,close
 
 # %% ../nbs/06b_live.ipynb #1c8a8301
+def _did(e): return ', '.join(e.actions) + ''.join(f' → {o}' for o in e.unlocked) if e.verdict == 'ok' else e.verdict
+
 def panel_html(
     live:Live
 )->str:
     "The panel's table"
     progress,score,took = _parts(live)
-    speed,tokens,*more = _now(live)
-    rows = [('episodes', progress), ('score', score or 'none yet'), ('calls', f'{took} · {speed} · {tokens}'), ('waiting', ' · '.join(o for o in more if o) or 'nobody')]
-    rows += [(f'{e.episode_id}, turn {e.turn}', ', '.join(e.actions) + ''.join(f' → {o}' for o in e.unlocked) if e.verdict == 'ok' else e.verdict) for e in live.recent]
+    rows = [('episodes', progress), ('score', score or 'none yet'), ('calls', _join([took, *_speed(live)])), ('waiting', _join(_waits(live)) or 'nobody')]
+    rows += [(f'{e.episode_id}, turn {e.turn}', _did(e)) for e in live.recent.values()]
     cells = ''.join(f'<tr><td style="text-align:left">{escape(a)}</td><td style="text-align:left">{escape(b)}</td></tr>' for a,b in rows)
     return f'<table>{cells}</table>'
 
