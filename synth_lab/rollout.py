@@ -178,8 +178,9 @@ def _said(t):
 
 def _event(run_id, ep, t, steps, latency_ms):
     "What is told of a turn"
-    return TurnEvent(run_id, ep.plan['episode_id'], ep.plan['seed'], ep.turns, t.reply.verdict, t.reply.thought, tuple(o['action'] for o in steps),
-        tuple(o['effect'] for o in steps), tuple(a for o in steps for a in o['unlocked']), fsum(o['reward'] for o in steps), t.usage, t.cost, t.cached, latency_ms)
+    actions,effects,found = (tuple(o['action'] for o in steps), tuple(o['effect'] for o in steps), tuple(a for o in steps for a in o['unlocked']))
+    return TurnEvent(run_id, ep.plan['episode_id'], ep.plan['seed'], ep.turns, t.reply.verdict, t.reply.thought, actions, effects, found,
+        fsum(o['reward'] for o in steps), t.usage, t.cost, t.cached, latency_ms)
 
 def _failure(e):
     "The fields of a `call` that got no reply"
@@ -342,7 +343,8 @@ def _write_end(ep, writer, status, clock, error=None):
     "Write how `ep` ended; the event that tells it"
     end = ep.end(status, time.monotonic()-clock, error)
     writer.write('episode_end', **end)
-    return EpisodeEvent(writer.run_id, end['episode_id'], ep.plan['seed'], status, ep.turns, tuple(end['achievements']), end['error_type'], end['error_message'])
+    found,why = tuple(end['achievements']),(end['error_type'], end['error_message'])
+    return EpisodeEvent(writer.run_id, end['episode_id'], ep.plan['seed'], status, ep.turns, found, *why)
 
 # %% ../nbs/07_rollout.ipynb #c02fdfc7
 @dataclass(frozen=True, eq=False, repr=False)
@@ -567,12 +569,10 @@ def __reduce__(self:AsyncInferenceClient):  # without its connections
 
 def _luggage(client):
     "`client` as bytes; raises `RolloutError` for one that cannot leave this process"
-    if client.endpoint.in_process and not isinstance(getattr(client.endpoint, 'app', ''), str):
-        raise RolloutError(f'{client!r} calls an app of this process, which others cannot reach',
-            'serve it and pass its URL, name it by an import string in settings.ini, or leave out processes')
     try: return pickle.dumps(client)
     except (pickle.PicklingError, TypeError, AttributeError) as e:
-        raise RolloutError(f'{client!r} cannot go to another process: {e}', 'define its class in a module, or leave out processes') from None
+        fix = 'serve the app and pass its URL, or name it by an import string in settings.ini' if client.endpoint.in_process else 'define its class in a module'
+        raise RolloutError(f'{client!r} cannot go to another process: {e}', f'{fix}, or leave out processes') from None
 
 # %% ../nbs/07_rollout.ipynb #4a4243bf
 async def _child(fd):
@@ -582,7 +582,8 @@ async def _child(fd):
     client = pickle.loads(how.pop('client'))
     live = Live(how['agent'].model, 0, getattr(client, 'gate', None))
     with Store(lab).join(how.pop('run_id'), name) as writer:
-        play = Play(client=client, writer=writer, live=live, budget=Budget(), **how, on_turn=lambda e: line.send('turn', e), on_end=lambda e: line.send('end', e))
+        play = Play(client=client, writer=writer, live=live, budget=Budget(), **how,
+            on_turn=lambda e: line.send('turn', e), on_end=lambda e: line.send('end', e))
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_waits(line, live))
@@ -630,7 +631,8 @@ async def _spawn(play, name, client):
         pass_fds=(there.fileno(), play.writer._held), start_new_session=True)  # Ctrl-C is for this process, which tells the others
     there.close()
     line = Line(await asyncio.open_connection(sock=here))
-    await line.send(play.writer.folder.parents[1], name, dict(run_id=play.writer.run_id, client=client, config=play.config, agent=play.agent, timeout=play.timeout))
+    how = dict(run_id=play.writer.run_id, client=client, config=play.config, agent=play.agent, timeout=play.timeout)
+    await line.send(play.writer.folder.parents[1], name, how)
     return line,process
 
 # %% ../nbs/07_rollout.ipynb #f1eb50c7
