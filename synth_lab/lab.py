@@ -22,6 +22,7 @@ from .metrics import Paired, paired, summary
 from .policies import list_models
 from .replays import Film, Rerun, film, fork, rerun
 from .rollout import Run, rollout, rollout_sync, stream
+from .seal import Verified
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft
@@ -96,6 +97,22 @@ def _table(name):
 
 for _name in ('runs', 'episodes', 'calls', 'steps', 'rewards'): setattr(Lab, _name, _table(_name))
 Lab.schema = SCHEMA
+
+# %% ../nbs/15_lab.ipynb #47eafde4
+@patch
+def seal(self:Lab, run_id:str=None)->int: # segments that were sealed
+    "Pack what is finished, of one run or of all"
+    return self.store.seal(run_id)
+
+@patch
+def gc(self:Lab, run_id:str=None)->int: # bytes freed
+    "Delete the lines of what is sealed and verifies"
+    return self.store.gc(run_id)
+
+@patch
+def verify(self:Lab)->Verified:
+    "Compare the traces with their hashes, and with each other"
+    return self.store.verify()
 
 # %% ../nbs/15_lab.ipynb #06e36ee9
 def _only(episodes, where):

@@ -86,7 +86,7 @@ def fork(
 
 def _calls(store, episode_id):
     "The calls of an episode's newest attempt: their actions, as played, and the states kept"
-    return store.rows("""SELECT coalesce(list_transform(steps, lambda s: s."action"), []) AS actions, keyframe FROM events WHERE kind = 'call' AND episode_id = ?
+    return store.rows("""SELECT coalesce(list_transform(steps, lambda s: s."action"), []) AS actions, keyframe FROM played WHERE episode_id = ?
         AND attempt = (SELECT max(attempt) FROM events WHERE episode_id = ?) ORDER BY turn, started_at""", episode_id, episode_id)
 
 # %% ../nbs/07a_replays.ipynb #507c5afb

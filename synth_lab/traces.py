@@ -398,7 +398,7 @@ _VIEWS |= dict(
 
 # %% ../nbs/06_traces.ipynb #b5148cdc
 SCHEMA_VERSION = 1
-_LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs'}
+_LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs', 'cache.sqlite', 'cache.sqlite-wal', 'cache.sqlite-shm'}
 
 def _check_lab(path):
     "Raise a `StoreError` unless `path` is a lab, or can become one"

@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import duckdb, orjson, pytest
 
-from synth_lab import seal, traces
+from synth_lab import Lab, seal, traces
 from synth_lab.seal import seal_segment
 from synth_lab.traces import Store, StoreError
 from test_traces import CONFIG, ODD, STEP, begin, call, end, live, plan, script, store  # noqa: F401
@@ -325,3 +325,11 @@ def test_the_size_on_disk(store):
     store.gc()
     kb = sum(p.stat().st_size for p in (store.path/'runs').rglob('*') if p.is_file())/64e3
     assert kb < 5
+
+def test_a_sealed_episode_is_played_again_forked_and_filmed(tmp_path):
+    lab = Lab(tmp_path/'lab', endpoint='local')
+    run = lab.rollout_sync('expert', [5], length=40)
+    who = run.episodes.episode_id[0]
+    then = lab.fork(who, 20).state_hash()
+    lab.seal(), lab.gc()
+    assert lab.replay(who).exact and lab.fork(who, 20).state_hash() == then and len(lab.film(who, size=36, every=10)) == 5
