@@ -365,8 +365,9 @@ class Run:
         "The episodes that did not get to an end"
         return self.episodes[~self.episodes.status.isin(['done', 'truncated'])]
 
-    def _repr_markdown_(self): return repr(self)
-    def __repr__(self):
+    def __repr__(self): return f'Run({self.run_id!r}, {self.model!r})'  # asks the store nothing: asyncio writes the repr of every task that ends
+    def _repr_markdown_(self): return str(self)
+    def __str__(self):
         e,done = self.episodes,self.episodes[self.episodes.status == 'done']
         mean = lambda c: f'{done[c].mean():.2f}' if len(done) else '–'
         row = {'model':self.model, 'episodes':len(e), 'done':len(done), 'truncated':len(e)-len(done)-len(self.failed), 'failed':len(self.failed),

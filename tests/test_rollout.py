@@ -164,10 +164,10 @@ def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     run = play(store, failing(3, ContextLength('too long', status=400)), range(3), concurrency=1)
     rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
     assert rest != run.episodes.n_achievements.mean()
-    cells = [o.strip() for o in repr(run).splitlines()[4].split('|')]
-    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in repr(run) and 'resume' not in repr(run)
+    cells = [o.strip() for o in str(run).splitlines()[4].split('|')]
+    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in str(run) and 'resume' not in str(run)
     again = play(store, Dice(), range(3), resume=True)
-    assert repr(again) == repr(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
+    assert str(again) == str(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
     half = mean_ci(run.episodes[run.episodes.status == 'done'].n_achievements).hi - rest
     assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} ± {half:.2f} achievements an episode']*2
 
@@ -325,6 +325,16 @@ def test_ctrl_c_keeps_what_is_done_and_says_how_to_go_on(store, whole, door):
     assert once(store) and store.rows("SELECT count(verdict) AS n FROM calls") == [dict(n=48)] and len(dice.sent) == 48 - e.turns.sum()
     assert {o['e'] for o in store.rows("SELECT error_type AS e FROM calls WHERE verdict IS NULL")} <= {'CancelledError'}
 
+def test_a_run_that_was_sealed_goes_on_inside_its_episodes(store, whole):
+    play(store, failing(13, ServerError('down')), range(8), token_limit=305*20)
+    from synth_lab import seal
+    store.seal()
+    store.gc()
+    assert not list((store.path/'runs'/'r'/'live').iterdir())
+    dice,played = Dice(),store.sql('SELECT turns FROM episodes').turns.sum()
+    e = play(store, dice, range(8), resume=True).episodes
+    assert same(e, whole) and e.attempt.tolist() == [1]*8 and len(dice.sent) == 48-played and once(store)
+
 def test_resuming_a_finished_run_calls_nobody(store):
     play(store, Dice())
     dice = Dice()
@@ -370,14 +380,14 @@ def test_a_token_limit_stops_the_run_with_a_reason_and_it_goes_on_with_another(s
     assert sorted((o.seed, o.status) for o in ends) == e[['seed', 'status']].apply(tuple, axis=1).tolist()
     assert set(e.status) == {'done', 'cancelled'} and 20 <= len(dice.sent) <= 22 and e.calls.sum() == len(dice.sent)
     assert (e[e.status == 'cancelled'].error_type == 'LimitReached').all() and e[e.status == 'cancelled']['return'].isna().all()
-    assert run.stopped.startswith('token_limit=6,100 is reached: 6,') and 'Stopped: token_limit=6,100' in repr(run) and once(store)
+    assert run.stopped.startswith('token_limit=6,100 is reached: 6,') and 'Stopped: token_limit=6,100' in str(run) and once(store)
     assert (e[e.turns == 0][['cost_usd', 'calls']] == 0).all(axis=None) and (e.turns == 0).any() and store.rows('SELECT count(*) AS n FROM calls WHERE verdict IS NULL') == [dict(n=0)]
     again = play(store, Dice(), range(8), resume=True, token_limit=305*20)
     assert again.stopped.startswith('token_limit') and again.episodes.calls.sum() == len(dice.sent)
     rest = Dice()
     whole_run = play(store, rest, range(8), resume=True, token_limit=10**6)
     assert same(whole_run.episodes, whole, ['calls', 'input_tokens', 'cost_usd']) and len(dice.sent) + len(rest.sent) == 48
-    assert whole_run.stopped is None and 'Stopped' not in repr(whole_run) and once(store)
+    assert whole_run.stopped is None and 'Stopped' not in str(whole_run) and once(store)
 
 @pytest.mark.parametrize('limit,calls', [(.0095, 10), (.010, 10), (1., 48)])
 def test_a_cost_limit_counts_dollars(store, limit, calls):
@@ -576,7 +586,7 @@ def test_others_go_on_when_one_process_dies(store, whole, tmp_path):
     run = play(store, Far('one killed', wait=.01, mark=str(tmp_path/'mark')), range(8), processes=2, concurrency=4)
     e = run.episodes
     assert sorted(e.status) == ['done']*6 + ['running']*2 and same(e[e.status == 'done'], whole[whole.seed.isin(e[e.status == 'done'].seed)])
-    assert re.fullmatch('process .* died with code -9, 2 of its episodes are unfinished', run.stopped) and run.stopped in repr(run)
+    assert re.fullmatch('process .* died with code -9, 2 of its episodes are unfinished', run.stopped) and run.stopped in str(run)
     assert same(play(store, Dice(), range(8), resume=True).episodes, whole) and once(store)
 
 def test_what_concerns_the_whole_run_stops_all_processes(store, whole):
