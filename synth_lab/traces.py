@@ -9,6 +9,7 @@ __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 
 # %% ../nbs/06_traces.ipynb #782c1b5c
 import base64, fcntl, hashlib, json, os, platform, re, threading, time, warnings
 from contextlib import ExitStack
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -419,7 +420,12 @@ class Store:
     ):
         self.path = Path(path).expanduser().absolute()
         _check_lab(self.path)
-        self._lock,self._runs,self._stamps,self._sealed,self._db = threading.RLock(),set(),{},{},_open_db()
+        self._lock,self._runs,self._stamps,self._sealed = threading.RLock(),set(),{},{}
+
+    @cached_property
+    def _db(self):
+        "What answers; it takes 40 ms to open, so it waits for the first question"
+        return _open_db()
 
     def __repr__(self):
         return '<Store of {} runs, {} episodes, {} calls>'.format(*(self.rows(f'SELECT count(*) AS n FROM {t}')[0]['n'] for t in ('runs', 'episodes', 'calls')))
