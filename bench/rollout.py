@@ -43,8 +43,8 @@ def engine(turns=TURNS, **where):
     "(calls a second, CPU milliseconds a call) of a run against a server"
     with tempfile.TemporaryDirectory() as folder:
         run,wall,cpu = clocked(lambda: play(Store(folder), AsyncInferenceClient(**where), turns=turns))
-    calls = run.episodes.calls.sum() # an episode may die before its last turn
-    assert (run.episodes.status == 'done').all()
+        calls = run.episodes.calls.sum() # an episode may die before its last turn
+        assert (run.episodes.status == 'done').all()
     return calls/wall, 1e3*cpu/calls
 
 async def by_hand(url, turns):

@@ -7,11 +7,11 @@ __all__ = ['KEYFRAME', 'RolloutError', 'rules_of', 'Episode', 'call_seed', 'repl
            'Run', 'plan_episodes', 'rollout', 'rollout_sync', 'stream', 'Line', 'child']
 
 # %% ../nbs/07_rollout.ipynb #fb4ea822
-import asyncio, os, pickle, socket, subprocess, sys, threading, time
+import asyncio, gc, os, pickle, socket, subprocess, sys, threading, time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from inspect import isawaitable
@@ -143,7 +143,8 @@ async def _turn(ep, play):
     "Play one turn of `ep` and write it"
     agent,seed = play.agent,call_seed(ep.config['seed'], ep.plan, ep.turns+1)
     row = ep.who | dict(turn=ep.turns+1, call_id=new_id('call'), model=agent.model, started_at=now(), seed=seed, temperature=agent.temperature)
-    clock = time.perf_counter()
+    clock,others = time.perf_counter(),[]
+    asyncio.get_running_loop().call_soon(others.append, True)  # done by the time the call is over, if it waited for anything
     try: t = await turn(agent, play.client, ep.memory, format(ep.obs), seed, agent.image(ep.world))
     except BaseException as e: # a cancelled call, too: it was sent
         ep.count()
@@ -156,7 +157,7 @@ async def _turn(ep, play):
         turn_reward=sum(len(o['unlocked']) for o in steps), keyframe=_keyframe(ep, len(steps)))
     ep.remember(t.memory, _keep(agent))
     await play.played(_event(play.writer.run_id, ep, t, steps, row['latency_ms']))
-    await asyncio.sleep(0)
+    if not others: await asyncio.sleep(0)
 
 KEYFRAME = 500 # steps
 
@@ -358,7 +359,9 @@ class Run:
     @cached_property
     def episodes(self)->pd.DataFrame:
         "One row a planned episode, as `episodes` in `synth_lab.traces.SCHEMA`; read when it is first asked for"
-        return self.store.sql('SELECT * FROM episodes WHERE run_id = ? ORDER BY seed, sample', self.run_id)
+        found = self.store.sql('SELECT * FROM episodes WHERE run_id = ? ORDER BY seed, sample', self.run_id)
+        if not len(found): raise RolloutError(f'run `{self.run_id}` is not in {self.store.path} any more', 'look at `episodes` before the folder goes')
+        return found
 
     @property
     def failed(self)->pd.DataFrame:
@@ -489,7 +492,7 @@ async def _play(play, waiting, records, concurrency, processes):
     "Play the episodes of `waiting`, those with a record from where it ends"
     places,waiting = min(concurrency, len(waiting)),iter(waiting)
     try:
-        with on_screen(play.live):
+        with on_screen(play.live), _few_searches():
             if processes > 1: waiting = await _share(play, waiting, records, places, processes)
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(places): tasks.create_task(_worker(play, waiting, records))
@@ -497,6 +500,14 @@ async def _play(play, waiting, records, concurrency, processes):
     except (asyncio.CancelledError, KeyboardInterrupt):
         print(f'Stopped. What was played is kept; the same call with run_id={play.writer.run_id!r}, resume=True goes on from there.', file=sys.stderr)
         raise
+
+@contextmanager
+def _few_searches():
+    "Keep what was in memory before the run, pandas and DuckDB among it, out of the searches for garbage: a full one stops every episode for 0.1 s"
+    kept = gc.get_freeze_count()
+    gc.freeze()
+    try: yield
+    finally: kept or gc.unfreeze()
 
 async def _worker(play, waiting, records):
     "Play one episode after the other"

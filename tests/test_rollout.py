@@ -1,5 +1,5 @@
 "What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
-import asyncio, os, pickle, random, re, signal, subprocess, sys
+import asyncio, os, pickle, random, re, shutil, signal, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -81,6 +81,13 @@ def test_the_prompt_on_disk_is_the_prompt_that_was_sent(store):
     bodies = {o['msg_id']:orjson.loads(o['body']) for o in store.rows('SELECT * FROM messages')}
     told = [[bodies[i] for i in o['prompt_ids']] for o in store.rows('SELECT prompt_ids FROM calls ORDER BY turn')]
     assert told == [o['messages'] for o in dice.sent] and len(told[-1]) == 1+2*3+1
+
+def test_a_run_whose_folder_is_gone_does_not_look_empty(store):
+    seen,unseen = play(store, Dice(), run_id='seen'),play(store, Dice(), run_id='unseen')
+    assert len(seen.episodes) == 4 and repr(unseen) == "Run('unseen', 'dice')"
+    shutil.rmtree(store.path)
+    assert len(seen.episodes) == 4
+    with pytest.raises(RolloutError, match='run `unseen` is not in'): unseen.episodes
 
 def test_an_episode_replays_from_its_steps(store):
     e, = play(store, Dice(), [5]).episodes.to_dict('records')
