@@ -488,6 +488,7 @@ def _rest(store, play, planned):
     final = {o['episode_id'] for o in finished}
     return [p for p in planned if p['episode_id'] not in final],{o['episode_id']:o for o in store.unfinished(run_id)}
 
+# %% ../nbs/07_rollout.ipynb #b44ede8b
 async def _play(play, waiting, records, concurrency, processes):
     "Play the episodes of `waiting`, those with a record from where it ends"
     places,waiting = min(concurrency, len(waiting)),iter(waiting)

@@ -1,5 +1,5 @@
 "What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
-import asyncio, os, pickle, random, re, shutil, signal, subprocess, sys
+import asyncio, gc, os, pickle, random, re, shutil, signal, subprocess, sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -110,6 +110,19 @@ def test_no_more_episodes_at_once_than_asked(store):
     dice = Dice(lambda n, p: asyncio.sleep(.001))
     play(store, dice, range(8), concurrency=3)
     assert dice.most == 3
+
+def test_a_model_that_never_waits_keeps_nobody_waiting(store):
+    beats = []
+    async def beating():
+        while True:
+            beats.append(1)
+            await asyncio.sleep(0)
+    async def both():
+        clock = asyncio.create_task(beating())
+        await rollout(store, Dice(), Agent('dice'), [0], run_id='r', max_turns=30, length=10_000)
+        clock.cancel()
+    asyncio.run(both())
+    assert len(beats) >= 30 and gc.get_freeze_count() == 0
 
 def test_ends_by_length_and_death_and_turns(store):
     noop = Dice(lambda n, p: reply(['noop']*5))
