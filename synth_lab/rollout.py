@@ -665,7 +665,7 @@ async def _share(play, waiting, records, places, processes):
 
 async def _tell_limit(play, lines):
     "Tell the processes when a limit is reached"
-    while not play.budget.reached: await asyncio.sleep(.05)
+    while not play.budget.reached: await asyncio.sleep(.01)
     for line in lines: await line.send('stop', play.budget.why)
 
 async def _gone(line, process):
