@@ -4,13 +4,15 @@
 
 # %% auto #0
 __all__ = ['OUTCOMES', 'TAILS', 'MetricsError', 'tally', 'finished', 'Estimate', 'resample_means', 'mean_ci', 'wilson',
-           'unlocked', 'success_rates', 'crafter_score', 'score_ci', 'summary', 'Paired', 'paired']
+           'unlocked', 'success_rates', 'crafter_score', 'score_ci', 'summary', 'ratio_ci', 'costs', 'Paired', 'paired',
+           'power_of', 'episodes_needed']
 
 # %% ../nbs/08_metrics.ipynb #fb41b321
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np, pandas as pd
-from scipy.special import ndtri, stdtr, stdtrit
+from scipy.special import nctdtr, ndtri, stdtr, stdtrit
 
 from .core import LabError, did_you_mean
 from .world import ACHIEVEMENTS
@@ -68,7 +70,7 @@ def _by_world(values, worlds):
 TAILS = .025, .975 # what a 95 % interval leaves out on either side ends here
 
 def _t_half(sums, sizes):
-    "Half the width of the t interval of a mean, from sums and sizes by world"
+    "Half the width of the t interval of a mean, from sums and sizes by world; also of a ratio, from sums of what is above and below its line"
     n, g = sizes.sum(), len(sizes)
     residuals = sums - sizes*sums.sum()/n
     return stdtrit(g-1, TAILS[1]) * np.sqrt(g/(g-1) * residuals@residuals) / n if g > 1 else np.nan
@@ -122,15 +124,16 @@ def unlocked(
 def _rates(episodes):
     "Rates of one group; the interval rests on worlds, not on samples of the same world"
     done = finished(episodes)
-    if not len(done): return pd.DataFrame(dict(n=0, unlocked=0, rate=np.nan, lo=np.nan, hi=np.nan), index=list(ACHIEVEMENTS))
+    counts = dict(planned=len(episodes), n=len(done))
+    if not len(done): return pd.DataFrame(counts | dict(unlocked=0, rate=np.nan, lo=np.nan, hi=np.nan), index=list(ACHIEVEMENTS))
     hits = unlocked(done)
     lo, hi = wilson(hits.mean(), done.seed.nunique())
-    return pd.DataFrame(dict(n=len(done), unlocked=hits.sum(), rate=hits.mean(), lo=lo, hi=hi))
+    return pd.DataFrame(counts | dict(unlocked=hits.sum(), rate=hits.mean(), lo=lo, hi=hi))
 
 def success_rates(
     episodes:pd.DataFrame, # rows of the `episodes` table
     by='model'             # column, or list of columns, to tell groups apart
-)->pd.DataFrame: # index (group, achievement in the game's order); columns `n`, `unlocked`, `rate`, `lo`, `hi`
+)->pd.DataFrame: # index (group, achievement in the game's order); columns `planned`, `n`, `unlocked`, `rate`, `lo`, `hi`
     "How often each achievement was unlocked, of the episodes that count"
     by = [by] if isinstance(by, str) else list(by)
     groups = _need(episodes, [*by, 'status', 'seed', 'achievements']).groupby(by, sort=False, dropna=False)
@@ -167,6 +170,12 @@ def _cost(episodes):
     spent = episodes[episodes.calls.fillna(0) > 0]
     return float(spent.cost_usd.astype(float).sum(skipna=False))
 
+def _grouped(episodes, by, row, needs):
+    "A table with one `row` a group of `by`"
+    by = [by] if isinstance(by, str) else list(by)
+    groups = _need(episodes, [*by, *needs]).groupby(by, sort=False, dropna=False)
+    return pd.DataFrame([dict(zip(by, k), **row(g)) for k,g in groups]).set_index(by if len(by) > 1 else by[0])
+
 def _row(episodes):
     "The summary of one group"
     e = finished(episodes)
@@ -182,13 +191,44 @@ def summary(
     by='model'             # column, or list of columns, to tell groups apart
 )->pd.DataFrame: # one row a group: counts, then means over the `n` episodes that count, with 95 % intervals
     "How good each group of episodes is, how sure that is, and what was left out"
-    by = [by] if isinstance(by, str) else list(by)
-    _need(episodes, [*by, 'status', 'seed', 'achievements', 'n_achievements', 'return', 'turns', 'steps', 'calls', 'unusable',
+    return _grouped(episodes, by, _row, ['status', 'seed', 'achievements', 'n_achievements', 'return', 'turns', 'steps', 'calls', 'unusable',
         'input_tokens', 'output_tokens', 'cost_usd'])
-    rows = [dict(zip(by, k), **_row(g)) for k,g in episodes.groupby(by, sort=False, dropna=False)]
-    return pd.DataFrame(rows).set_index(by if len(by) > 1 else by[0])
 
 # %% ../nbs/08_metrics.ipynb #d520b4b5
+def ratio_ci(
+    top,         # (n,) numbers, one an episode
+    bottom,      # (n,) numbers
+    worlds=None  # (n,) seeds of the episodes; left out, every episode counts as a world of its own
+)->Estimate: # infinite when `bottom` adds up to nothing, NaN when a number is missing
+    "Sum over sum, with a 95 % interval over worlds"
+    t, b = (np.asarray(o, float) for o in (top, bottom))
+    if np.isnan([t.sum(), b.sum()]).any() or not (t.any() or b.any()): return Estimate(np.nan, np.nan, np.nan, len(t))
+    if not b.sum(): return Estimate(np.inf, np.nan, np.nan, len(t))
+    (tops, _), (bottoms, _) = _by_world(t, worlds), _by_world(b, worlds)
+    value, half = t.sum()/b.sum(), _t_half(tops, bottoms)
+    return Estimate(float(value), float(value-half), float(value+half), len(t))
+
+# %% ../nbs/08_metrics.ipynb #6ffbafe9
+def _spent(episodes, column):
+    "A column of what was used, 0 for episodes that called nothing"
+    return episodes[column].astype(float).where(episodes.calls.fillna(0) > 0, 0.)
+
+def _costs(episodes):
+    "The costs of one group"
+    bought = episodes.n_achievements.astype(float).where(episodes.status.isin(OUTCOMES['n']), 0.)
+    tokens, dollars = _spent(episodes, 'input_tokens') + _spent(episodes, 'output_tokens'), _spent(episodes, 'cost_usd')
+    per = dict(tokens=ratio_ci(tokens, bought, episodes.seed), usd=ratio_ci(dollars, bought, episodes.seed))
+    return dict(**tally(episodes), achievements=int(bought.sum()), tokens=tokens.sum(skipna=False), cost_usd=dollars.sum(skipna=False),
+        **{f'{k}_per_achievement{end}': getattr(e, of) for k, e in per.items() for end, of in (('', 'value'), ('_lo', 'lo'), ('_hi', 'hi'))})
+
+def costs(
+    episodes:pd.DataFrame, # rows of the `episodes` table, all statuses
+    by='model'             # column, or list of columns, to tell groups apart
+)->pd.DataFrame: # one row a group: counts, sums, `tokens_per_achievement` and `usd_per_achievement`, each with a 95 % interval (`_lo`, `_hi`)
+    "What an achievement costs each group, failed episodes included"
+    return _grouped(episodes, by, _costs, ['status', 'seed', 'n_achievements', 'calls', 'input_tokens', 'output_tokens', 'cost_usd'])
+
+# %% ../nbs/08_metrics.ipynb #f4476b4d
 @dataclass(frozen=True, repr=False)
 class Paired:
     "How much better `a` is than `b` on the worlds both have finished"
@@ -200,15 +240,23 @@ class Paired:
     lo:float    # 95 % interval of the mean difference
     hi:float
     p:float     # two-sided, of no difference at all
+    sd:float    # standard deviation of the differences
     only_a:int  # seeds that only `a` finished, left out
     only_b:int  # seeds that only `b` finished, left out
+    failed:int  # planned episodes of either side that have no score: nothing of them is in here
 
     @property
     def ci95(self): return self.lo, self.hi
+    @property
+    def effect(self)->float: # infinite when all differences are the same
+        "Cohen's d for pairs: the mean difference over its standard deviation"
+        if self.sd: return self.diff/self.sd
+        return float(np.copysign(np.inf, self.diff)) if self.diff else 0.
     def __str__(self):
-        out = [f'{n} that only {m} finished' for m,n in ((self.a, self.only_a), (self.b, self.only_b)) if n]
-        return (f'{self.a} − {self.b}: {self.diff:+.2f} {self.value} [{self.lo:+.2f}, {self.hi:+.2f}] on {self.n} shared seeds, p = {self.p:.2g}'
-            + (f' (left out: {", ".join(out)})' if out else ''))
+        seeds = [f'{n} that only {m} finished' for m,n in ((self.a, self.only_a), (self.b, self.only_b)) if n]
+        out = seeds + ([f'{self.failed} episodes without a score'] if self.failed else [])
+        return (f'{self.a} − {self.b}: {self.diff:+.2f} {self.value} [{self.lo:+.2f}, {self.hi:+.2f}] on {self.n} shared seeds, '
+            f'p = {self.p:.2g}, effect {self.effect:+.2f}' + (f' (left out: {", ".join(out)})' if out else ''))
     def __repr__(self): return str(self)
     def _repr_markdown_(self): return str(self)
 
@@ -245,6 +293,33 @@ def paired(
     x, y = (finished(_need(o, ['status', 'seed', value])).groupby('seed')[value].mean().astype(float) for o in (a, b))
     diffs = (x - y).dropna().to_numpy()
     if not len(diffs): raise MetricsError(f'{names[0]} and {names[1]} finished no seed in common', 'roll out both with the same `seeds=`')
-    est = mean_ci(diffs)
+    est, sd = mean_ci(diffs), float(diffs.std(ddof=1)) if len(diffs) > 1 else np.nan
     only_a, only_b = len(x.index.difference(y.index)), len(y.index.difference(x.index))
-    return Paired(*names, value, len(diffs), est.value, est.lo, est.hi, _t_test(diffs), only_a, only_b)
+    failed = sum(len(o) - tally(o)['n'] for o in (a, b))
+    return Paired(*names, value, len(diffs), est.value, est.lo, est.hi, _t_test(diffs), sd, only_a, only_b, failed)
+
+# %% ../nbs/08_metrics.ipynb #7fa1c8ce
+def power_of(
+    n:int,             # worlds, each played once by both models
+    difference:float,  # of the means
+    sd:float,          # standard deviation: paired, of the differences (`Paired.sd`); else of one model's episodes
+    paired:bool=True   # both on the same seeds; False: each on seeds of its own
+)->float: # 0.05 to 1
+    "Chance that a t test of two models finds a `difference` that is there"
+    df, error = (n-1, sd/np.sqrt(n)) if paired else (2*n-2, sd*np.sqrt(2/n))
+    reach, shift = stdtrit(df, TAILS[1]), abs(difference)/error
+    return float(2 - nctdtr(df, shift, reach) - nctdtr(df, -shift, reach)) # its lower tail is NaN far out, so both are upper ones
+
+# %% ../nbs/08_metrics.ipynb #fc9b28a6
+def episodes_needed(
+    difference:float,  # of the means, the smallest that matters; 1 for one achievement more an episode
+    sd:float,          # standard deviation: paired, of the differences (`Paired.sd` of a pilot); else of one model's episodes
+    power:float=.8,    # wanted chance to find it
+    paired:bool=True   # both on the same seeds; False: each on seeds of its own
+)->int: # episodes of each model; raises `MetricsError`
+    "How many worlds a comparison takes to find a `difference` that is there"
+    if not (difference and 0 < sd < np.inf): raise MetricsError(f'a difference of {difference:g} with a standard deviation of {sd:g} cannot be planned for',
+        'give the smallest difference that matters, and the standard deviation of a pilot: `paired(a, b).sd`')
+    if not TAILS[0]*2 < power < 1: raise MetricsError(f'a power of {power:g} is no plan', 'give a chance between 0.05 and 1, such as 0.8')
+    normal = (2 - paired) * ((ndtri(TAILS[1]) + ndtri(power)) * sd/difference)**2 # the t test needs a little more
+    return next(n for n in count(max(2, int(normal))) if power_of(n, difference, sd, paired) >= power)

@@ -165,6 +165,148 @@ def test_groups_by_several_columns():
     assert s.n.to_dict() == {('a', 'r'): 2, ('a', 's'): 3}
 
 
+def test_effect_is_the_mean_over_the_deviation_of_the_differences():
+    a, b = rows(4, n_achievements=[3, 5, 4, 8]), rows(4, 'b', n_achievements=[2, 5, 1, 2])
+    d = np.array([1, 0, 3, 6])
+    got = m.paired(a, b)
+    assert (got.sd, got.effect) == (pytest.approx(d.std(ddof=1)), pytest.approx(d.mean()/d.std(ddof=1)))
+    assert got.effect == pytest.approx(stats.ttest_1samp(d, 0).statistic/2)  # t = d·√n
+    assert m.paired(b, a).effect == pytest.approx(-got.effect) and 'effect +0.94' in str(got) and repr(got) == got._repr_markdown_()
+
+
+def test_effect_at_the_edges():
+    assert m.paired(rows(6), rows(6, 'b')).effect == 0
+    assert m.paired(rows(6), rows(6, 'b', n_achievements=2)).effect == -np.inf
+    assert np.isnan(m.paired(rows(1, n_achievements=3), rows(1, 'b')).effect)
+
+
+def test_a_pair_tells_of_every_planned_episode_without_a_score():
+    "Also of seeds that neither side finished, and of one sample of a seed whose others were finished"
+    a = rows(5, seed=[0, 0, 1, 2, 3], status=['done', 'error', 'done', 'planned', 'done'])
+    b = rows(4, 'b', status=['done', 'done', 'truncated', 'cancelled'])
+    got = m.paired(a, b)
+    assert (got.n, got.only_a, got.only_b, got.failed) == (2, 1, 0, 4)
+    assert str(got).endswith('(left out: 1 that only a finished, 4 episodes without a score)')
+    assert 'left out' not in str(m.paired(rows(3), rows(3, 'b')))
+
+
+def test_success_rates_say_how_many_were_planned():
+    r = m.success_rates(pd.concat([rows(3), rows(2, status='error'), rows(4, 'b', status='planned')]))
+    assert r.loc[('a', 'collect_wood'), ['planned', 'n', 'unlocked']].tolist() == [5, 3, 3]
+    assert r.loc[('b', 'collect_wood'), ['planned', 'n']].tolist() == [4, 0]
+
+
+def test_a_ratio_over_ones_is_a_mean():
+    v, worlds = np.random.default_rng(0).gamma(2, size=24), np.repeat(range(8), 3)
+    assert np.allclose([*m.ratio_ci(v, np.ones(24), worlds).ci95], m.mean_ci(v, worlds).ci95)
+
+
+def test_ratio_interval_is_the_bootstraps():
+    "Resampling pairs of sums is the other road to the interval of a ratio"
+    rng = np.random.default_rng(0)
+    below = rng.poisson(6, size=200).astype(float)
+    above = 500*below + 2000*rng.random(200)
+    got, theirs = m.ratio_ci(above, below), stats.bootstrap((above, below), lambda x, y, axis=-1: x.sum(axis)/y.sum(axis), paired=True, rng=0).confidence_interval
+    assert got.value == pytest.approx(above.sum()/below.sum()) and np.allclose(got.ci95, theirs, rtol=.005)
+
+
+def test_coverage_of_the_ratio_interval():
+    rng, held = np.random.default_rng(0), 0
+    for _ in range(400):
+        below = rng.poisson(5, size=30)
+        held += (e := m.ratio_ci(300*below + rng.gamma(2, 500, size=30), below)).lo <= (300*5 + 1000)/5 <= e.hi
+    assert .91 <= held/400 <= .98
+
+
+def test_costs_are_sums_over_sums_and_failures_are_paid_for():
+    eps = rows(4, n_achievements=[4, 0, np.nan, np.nan], status=['done', 'done', 'error', 'planned'], calls=[20, 20, 5, 0], cost_usd=[.1, .3, .4, None],
+        input_tokens=[100, 300, 200, None], output_tokens=[10, 10, 20, None])
+    c = m.costs(eps).loc['a']
+    assert (c.planned, c.n, c.errors, c.unfinished, c.achievements, c.tokens) == (4, 2, 1, 1, 4, 640)
+    assert (c.tokens_per_achievement, c.usd_per_achievement) == (160, pytest.approx(.2)) and c.usd_per_achievement_lo < .2 < c.usd_per_achievement_hi
+    # four copies of each world are not four worlds
+    assert m.costs(pd.concat(4*[eps])).loc['a', 'usd_per_achievement_hi'] == pytest.approx(c.usd_per_achievement_hi)
+
+
+def test_costs_at_the_edges():
+    assert m.costs(rows(3)).loc['a', ['usd_per_achievement', 'usd_per_achievement_lo']].tolist() == [0, 0]  # free is known to be free
+    nothing = m.costs(rows(3, n_achievements=0, cost_usd=.1)).loc['a']
+    assert np.isinf(nothing.usd_per_achievement) and np.isnan(nothing.usd_per_achievement_hi)
+    unknown = m.costs(rows(3, cost_usd=[.1, None, .1])).loc['a']
+    assert unknown[['cost_usd', 'usd_per_achievement']].isna().all() and unknown.tokens_per_achievement == 110
+    assert m.costs(rows(2, calls=0, n_achievements=0)).loc['a', ['usd_per_achievement', 'tokens_per_achievement']].isna().all()
+    assert m.costs(pd.concat([rows(2), rows(3, 'b')]), by=['model', 'run_id']).n.to_dict() == {('a', 'r'): 2, ('b', 'r'): 3}
+
+
+@pytest.mark.parametrize('paired', [True, False])
+@pytest.mark.parametrize('n, d, sd', [(2, 1, 1), (5, 1, .3), (10, -.5, 1), (30, 3, 1), (500, .1, 1.5)])
+def test_power_is_that_of_a_t_test(n, d, sd, paired):
+    df, shift = (n-1, abs(d)/sd*np.sqrt(n)) if paired else (2*n-2, abs(d)/sd*np.sqrt(n/2))
+    reach = lambda chi2: stats.t.ppf(.975, df)*np.sqrt(chi2/df)  # the test rejects when a normal number leaves it
+    power = stats.chi2.expect(lambda c: stats.norm.sf(reach(c) - shift) + stats.norm.cdf(-reach(c) - shift), (df,))
+    assert m.power_of(n, d, sd, paired) == pytest.approx(power, abs=1e-5)
+
+
+@pytest.mark.parametrize('d, needed', [(.2, 199), (.5, 34), (.8, 15)])
+def test_episodes_needed_is_what_the_textbook_says(d, needed):
+    "Cohen 1988, two-sided 5 %, power 80 %: for pairs 199, 34 and 15; for two groups 394, 64 and 26 (table 2.4.1 rounds down 393.4)"
+    assert m.episodes_needed(d, 1) == m.episodes_needed(-10*d, 10) == needed
+    assert m.episodes_needed(d, 1, paired=False) == {.2: 394, .5: 64, .8: 26}[d]
+
+
+@pytest.mark.parametrize('power', [.5, .8, .95])
+def test_episodes_needed_is_the_least_number_that_does(power):
+    for d in (.05, .4, 3.):
+        n = m.episodes_needed(d, 1., power)
+        assert m.power_of(n, d, 1.) >= power and (n == 2 or m.power_of(n-1, d, 1.) < power)
+
+
+@pytest.mark.parametrize('paired', [True, False])
+def test_as_many_episodes_as_planned_find_the_difference_as_often_as_planned(paired):
+    "Whole comparisons, through `paired` or scipy's two-sample test, of worlds that are kind or unkind to both sides"
+    rng, d, own, shared = np.random.default_rng(0), 1., 1.2, 2.
+    sd = own*np.sqrt(2) if paired else np.hypot(own, shared)
+    n, found = m.episodes_needed(d, sd, paired=paired), 0
+    for _ in range(400):
+        luck, other = rng.normal(0, shared, n), rng.normal(0, shared, n)
+        x, y = 5 + d + luck + rng.normal(0, own, n), 5 + (luck if paired else other) + rng.normal(0, own, n)
+        found += (m.paired(rows(n, n_achievements=x), rows(n, 'b', n_achievements=y)).p if paired else stats.ttest_ind(x, y).pvalue) < .05
+    assert .74 <= found/400 <= .86
+
+
+def test_without_a_difference_no_more_is_found_than_chance_allows(): assert m.power_of(20, 0, 1) == pytest.approx(.05)
+
+
+@pytest.mark.parametrize('args, says', [((0, 1), 'difference of 0'), ((1, 0), 'standard deviation of 0'), ((1, np.nan), 'standard deviation of nan'),
+    ((1, 1, 1.), 'power of 1 '), ((1, 1, .05), 'power of 0.05'), ((1, 1, 80), 'power of 80')])
+def test_what_cannot_be_planned_is_refused(args, says):
+    with pytest.raises(m.MetricsError, match=says): m.episodes_needed(*args)
+
+
+def test_sql_and_pandas_average_episodes_not_their_steps(tmp_path):
+    "10 steps of reward 0 and 2 steps of reward 1 in all: the mean is 1/2 by every road that is offered, and 1/12 a step only where steps are asked for"
+    from synth_lab.traces import Store
+    store = Store(tmp_path/'lab')
+    ids = [dict(episode_id=f'r:{s}:0', seed=s, sample=0) for s in (0, 1)]
+    config = dict(model='a', endpoint='local', split='eval', difficulty='normal', rng='pure', length=200)
+    step = lambda n, reward: dict(step=n, action='noop', effect='', reward=reward, unlocked=['wake_up'] if reward else [], health=9, terminated=False, truncated=False)
+    with store.run('r', config, ids) as w:
+        for e, rewards in zip(ids, ([0.]*10, [0., 1.])):
+            who = dict(episode_id=e['episode_id'], attempt=1)
+            w.write('episode', **who, started_at='2026-01-31T12:00:00.000Z')
+            w.call([], **who, turn=1, call_id=e['episode_id'], model='a', verdict='ok', turn_reward=int(sum(rewards)), input_tokens=1, output_tokens=1, cost_usd=0.,
+                steps=[step(n, r) for n, r in enumerate(rewards, 1)])
+            w.write('episode_end', **who, status='done', achievements=['wake_up'] if any(rewards) else [], turns=1, calls=1, unusable=0, steps_played=len(rewards),
+                input_tokens=1, output_tokens=1, cost_usd=0., ended_at='2026-01-31T12:01:00.000Z', **{'return': sum(rewards)})
+    s = m.summary(store.sql('FROM episodes')).loc['a']
+    assert (s.n, s.mean_return, s.mean_achievements) == (2, .5, .5)
+    one = lambda q: store.rows(q)[0]['v']
+    assert one('SELECT avg("return") AS v FROM episodes') == .5
+    assert one("SELECT avg(value) AS v FROM rewards WHERE scope = 'episode' AND name = 'return'") == .5
+    assert one('SELECT avg(r) AS v FROM (SELECT sum(reward) AS r FROM steps GROUP BY episode_id)') == .5
+    assert one('SELECT avg(reward) AS v FROM steps') == pytest.approx(1/12)
+
+
 def test_one_sql_over_the_store_gives_the_same_numbers(tmp_path):
     from synth_lab.traces import Store
     store, rng = Store(tmp_path/'lab'), np.random.default_rng(0)
