@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['REFUSALS', 'app', 'RequestError', 'ChatRequest', 'read_request', 'seen', 'allowed', 'may_call', 'completion',
-           'chunks', 'events', 'error_body', 'create_app', 'serving', 'serve', 'serving_process']
+           'chunks', 'events', 'error_body', 'App', 'create_app', 'serving', 'serve', 'serving_process']
 
 # %% ../nbs/13_serve.ipynb #a4904222
 import json, os, pkgutil, socket, subprocess, sys, threading, time
@@ -202,11 +202,18 @@ async def _stream(body, asked):
     "The events of the response to a request that wants a stream"
     for o in events(chunks(body, bool((asked.stream_options or {}).get('include_usage')))): yield o
 
+# %% ../nbs/13_serve.ipynb #a74b1c88
+class App(FastAPI):
+    "An app that can go to another process: as its folder of models, from which it is made again there"
+    models = None
+    def __reduce__(self): return create_app,(self.models,)
+
 def create_app(
     models:Path|None=None # folder of checkpoints; by default `models` in the lab of the settings
-)->FastAPI: # an ASGI app
+)->App: # an ASGI app
     "Chat completions of the models in the box and of those in `models`"
-    app = FastAPI(title='synth_lab')
+    app = App(title='synth_lab')
+    app.models = models
     def folder(): return Path(models) if models else settings().lab/'models'
     def rows(): return [_listed(o) for o in list_models(folder()) if 'problem' not in o]
 
@@ -280,6 +287,7 @@ def serve(
         if ready: ready(_url(sock))
         server.run(sockets=[sock])
 
+# %% ../nbs/13_serve.ipynb #4ba7a541
 def _child():
     "What the process of `serving_process` does; what the app prints goes to stderr, since the parent reads only the first line of stdout"
     out,sys.stdout = sys.stdout,sys.stderr

@@ -42,3 +42,10 @@ def test_a_misspelt_question_is_answered_with_the_nearest_name(lab_at, where, sa
     lab = lab_at(endpoint='local')
     lab.rollout_sync('random', [1], length=5, split='eval')
     with pytest.raises(LabError, match=said): lab.summary(**where)
+
+
+def test_processes_share_a_run_of_the_models_in_the_box(lab_at):
+    lab = lab_at(endpoint='local')
+    alone, shared = (lab.rollout_sync('expert', range(4), length=30, run_id=f'with-{n}', processes=n).episodes for n in (1, 2))
+    assert shared.status.tolist() == ['done']*4 and shared.final_hash.tolist() == alone.final_hash.tolist()
+    assert len(set(lab.sql("SELECT segment FROM segments WHERE run_id = 'with-2' AND lines > 1").segment)) == 2
