@@ -58,9 +58,9 @@ class Lab:
 @patch
 def _player(self:Lab, model, how):
     "A client, and the agent that the keywords in `how` describe; those are taken out of it"
-    known = [*Agent.__dataclass_fields__, *signature(rollout).parameters]
+    known = [*Agent.__dataclass_fields__, *(k for k,o in signature(rollout).parameters.items() if o.kind is o.KEYWORD_ONLY)]
     for k in how:
-        if k not in known: raise LabError(f'a rollout has no keyword `{k}`', did_you_mean(k, known))
+        if k not in known: raise LabError(f'a rollout has no keyword `{k}`', 'it is called `length`' if k == 'max_steps' else did_you_mean(k, known))
     asks = {k:how.pop(k) for k in Agent.__dataclass_fields__ if k in how}
     return self._client(client.AsyncInferenceClient), Agent(model, **asks)
 

@@ -49,3 +49,8 @@ def test_processes_share_a_run_of_the_models_in_the_box(lab_at):
     alone, shared = (lab.rollout_sync('expert', range(4), length=30, run_id=f'with-{n}', processes=n).episodes for n in (1, 2))
     assert shared.status.tolist() == ['done']*4 and shared.final_hash.tolist() == alone.final_hash.tolist()
     assert len(set(lab.sql("SELECT segment FROM segments WHERE run_id = 'with-2' AND lines > 1").segment)) == 2
+
+
+@pytest.mark.parametrize('word, way_out', [('max_steps', 'it is called `length`'), ('max_turn', 'did you mean `max_turns`'), ('client', '`cost_limit`')])
+def test_a_keyword_that_a_rollout_has_not_is_named(lab_at, word, way_out):
+    with pytest.raises(LabError, match=f'no keyword `{word}`.*{way_out}'): lab_at(endpoint='local').rollout_sync('random', [0], **{word: 3})
