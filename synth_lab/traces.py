@@ -7,8 +7,8 @@ __all__ = ['EVENTS', 'SEGMENT_BYTES', 'SCHEMA', 'SCHEMA_VERSION', 'StoreError', 
            'provenance']
 
 # %% ../nbs/06_traces.ipynb #782c1b5c
-import base64, fcntl, hashlib, json, os, platform, re, threading, time, warnings
-from contextlib import ExitStack
+import base64, fcntl, hashlib, json, os, platform, re, sqlite3, threading, time, warnings
+from contextlib import ExitStack, closing
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -313,6 +313,8 @@ SCHEMA |= dict(
     messages=dict(msg_id='hash of `body`', role='`system, user, assistant, tool`; `tools` for tool schemas', body='the message, verbatim JSON'),
     rewards=_ID | dict(scope='`step`, `turn` or `episode`', step='NULL unless the scope is `step`', turn='NULL if the scope is `episode`',
         name='`reward`, `achievements`, `return`, or the name of a judge', value='the number', source='`env`, or who gave it'),
+    labels=dict(run_id='the run', episode_id='the episode', key='what was judged, such as `quality`', value='the judgement, as text; one for each key',
+        labelled_at='when it was written'),
     segments=dict(run_id='the run', segment='file; of a sealed one, its folder', lines='events read', torn='lines dropped: torn or unreadable'))
 
 # %% ../nbs/06_traces.ipynb #ec0e5e50
@@ -384,12 +386,14 @@ _VIEWS |= dict(
     segments="""SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events ANTI JOIN sealed USING (segment) GROUP BY ALL
         UNION ALL FROM sealed""",
     messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM messages_from GROUP BY msg_id",
-    rewards="""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source FROM events WHERE kind = 'reward'
+    rewards="""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source
+            FROM (FROM events WHERE kind = 'reward') SEMI JOIN newest USING (run_id, episode_id, attempt)
         UNION ALL SELECT run_id, episode_id, attempt, 'step', step, turn, 'reward', reward, 'env' FROM steps
         UNION ALL SELECT run_id, episode_id, attempt, 'turn', NULL, turn, 'achievements', turn_reward, 'env' FROM calls WHERE verdict IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'return', "return", 'env' FROM episodes WHERE "return" IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'achievements', n_achievements, 'env' FROM episodes
             WHERE n_achievements IS NOT NULL""",
+    labels='SELECT run_id, episode_id, key, value, labelled_at FROM label_rows JOIN planned USING (episode_id)',
     runs=f"""SELECT r.run_id, r.created_at, r.model, r.endpoint, r.split, r.difficulty, r.length, e.episodes, e.finished, e.failed, e.open,
         coalesce(s.torn, 0)::BIGINT AS torn, r.config, r.config_id, r.provenance, r.schema_version
         FROM run_files r LEFT JOIN (SELECT run_id, sum(torn) AS torn FROM segments GROUP BY run_id) s USING (run_id)
@@ -420,7 +424,7 @@ class Store:
     ):
         self.path = Path(path).expanduser().absolute()
         _check_lab(self.path)
-        self._lock,self._runs,self._stamps,self._sealed = threading.RLock(),set(),{},{}
+        self._lock,self._runs,self._stamps,self._sealed,self._labels = threading.RLock(),set(),{},{},None
 
     @cached_property
     def _db(self):
@@ -434,6 +438,7 @@ class Store:
 _COLUMNS = {'kind':'VARCHAR'} | {f:t for fields in EVENTS.values() for f,t in fields.items()}
 _PLANNED = dict(episode_id='VARCHAR', seed='BIGINT', sample='INTEGER')
 _RUN = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema='INTEGER', config='JSON', provenance='JSON', planned=[_PLANNED])
+_LABEL = dict(episode_id='VARCHAR', key='VARCHAR', value='VARCHAR', labelled_at='TIMESTAMPTZ')
 _CONFIG = dict(model='VARCHAR', endpoint='VARCHAR', split='VARCHAR', difficulty='VARCHAR', rng='VARCHAR', length='INTEGER')
 
 def _typed(columns): return ', '.join(f'"{c}" {t}' for c,t in columns.items())
@@ -446,6 +451,7 @@ def _open_db():
     db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
     run = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema_version='INTEGER') | _CONFIG | dict(config='JSON', config_id='VARCHAR', provenance='JSON')
     db.execute(f'CREATE TABLE run_files ({_typed(run)})')
+    db.execute(f'CREATE TABLE label_rows ({_typed(_LABEL)})')
     db.execute('CREATE TABLE sealed (run_id VARCHAR, segment VARCHAR, lines BIGINT, torn BIGINT)')
     for name,q in (_sources({}) | _VIEWS).items(): db.execute(f'CREATE VIEW {name} AS {q}')
     return db
@@ -457,7 +463,9 @@ def refresh(self:Store)->Store: # itself
     with self._lock:
         for _ in range(3):
             runs = {p.parent.name for p in self.path.glob('runs/*/run.json')}
-            try: self._load(runs, *self._listed(runs))
+            try:
+                self._load(runs, *self._listed(runs))
+                self._load_labels()
             except (duckdb.IOException, FileNotFoundError): continue  # a file vanished between the list and the read
             except duckdb.Error as e:
                 raise StoreError(f'the segments in {self.path/"runs"} cannot be read: {e}',
@@ -530,11 +538,44 @@ def _load_run(db, path):
         [digest(orjson.loads(text)['config']), text, json.dumps(_RUN)])
     db.execute('INSERT INTO planned SELECT r.run_id, unnest(r.planned, recursive := true) FROM (SELECT from_json(?::JSON, ?) AS r)', [text, json.dumps(_RUN)])
 
+# %% ../nbs/06_traces.ipynb #0acc553e
+@patch
+def _load_labels(self:Store):
+    "Make `label_rows` hold what `labels.sqlite` holds"
+    file = self.path/'labels.sqlite'
+    stamp = (file.stat().st_mtime_ns, _head(file, 28)) if file.exists() else None
+    if stamp == self._labels: return
+    rows = [] if stamp is None else _read_labels(file)
+    with self._db.cursor() as db:
+        db.execute('BEGIN')
+        db.execute('DELETE FROM label_rows')
+        if rows: db.execute(f'INSERT INTO label_rows SELECT {", ".join(f"unnest(?::{t}[])" for t in _LABEL.values())}', [list(o) for o in zip(*rows)])
+        db.execute('COMMIT')
+    self._labels = stamp
+
+def _head(file, n):
+    "The first `n` bytes of `file`"
+    with open(file, 'rb') as f: return f.read(n)
+
+def _read_labels(file):
+    "The rows of `labels.sqlite`"
+    try:
+        with closing(sqlite3.connect(f'{file.as_uri()}?mode=ro', uri=True, timeout=30)) as db:
+            return db.execute(f'SELECT {", ".join(_LABEL)} FROM labels').fetchall()
+    except sqlite3.Error as e:
+        if 'no such table' in str(e): return []  # somebody is about to write the first one
+        raise StoreError(f'{file} cannot be read: {e}', 'move it away to go on without labels; the traces do not need it') from None
+
 # %% ../nbs/06_traces.ipynb #fbbb3d6f
 @patch
 def _ask(self:Store, q, params, get):
     "`get` applied to the result of `q`, after a refresh"
     self.refresh()
+    return self._answer(q, params, get)
+
+@patch
+def _answer(self:Store, q, params, get):
+    "`get` applied to the result of `q` over what the last refresh read"
     try:
         with self._db.cursor() as db: return get(db.execute(q, [o.item() if isinstance(o, np.generic) else o for o in params]))
     except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as e:
@@ -555,7 +596,14 @@ def rows(self:Store,
     *params
 )->list: # of dicts
     "The answer as plain Python values, for code that goes on with it"
-    return self._ask(q, params, lambda r: [dict(zip([d[0] for d in r.description], row)) for row in r.fetchall()])
+    return self._ask(q, params, _dicts)
+
+def _dicts(result): return [dict(zip([d[0] for d in result.description], row)) for row in result.fetchall()]
+
+@patch
+def _now(self:Store, q, *params):
+    "`rows` without a refresh, for questions that belong together"
+    return self._answer(q, params, _dicts)
 
 # %% ../nbs/06_traces.ipynb #f33d2691
 @patch
