@@ -12,7 +12,7 @@ import configparser, difflib, hashlib, importlib.resources, json, math, os, re, 
 from datetime import datetime, timezone
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -130,7 +130,7 @@ class EndpointSection(Section):
     "`[endpoint.NAME]`: either `base_url` or `app`"
     base_url:str|None = None  # such as `http://127.0.0.1:8000/v1`
     app:str|None = None       # import string of an ASGI app that runs in this process
-    key:str|None = None       # name of the environment variable that holds the key
+    key:Annotated[str, Field(pattern='^[A-Z_][A-Z0-9_]*$')]|None = None # name of the environment variable that holds the key
     start:str|None = None     # what to do when the endpoint does not answer
     dialect:str|None = None   # how the server speaks, one of `synth_lab.dialects.DIALECTS`; by default the endpoint's own name, else openai
 
@@ -155,6 +155,8 @@ def _section(cls, name, values, file):
         key = '.'.join(map(str, first['loc']))
         if not key:
             raise SettingsError(f'{file}: [{name}]: {first["msg"].removeprefix("Value error, ")}', 'such as base_url = http://127.0.0.1:8000/v1') from None
+        if key == 'key': # it may be the key itself, which nobody should see
+            raise SettingsError(f'{file}: [{name}] key is not the name of an environment variable', 'such as key = MY_API_KEY; then: export MY_API_KEY=...') from None
         fix = did_you_mean(key, cls.model_fields) if first['type'] == 'extra_forbidden' else f'give `{key}` another value'
         raise SettingsError(f'{file}: [{name}] {key} = {first["input"]!r}: {first["msg"]}', fix) from None
 
@@ -205,6 +207,9 @@ def _read(files:tuple, stamps:tuple)->Settings:
         if not re.fullmatch(r'lab|limits|(endpoint|prices)\..+', k):
             raise SettingsError(f'{file}: unknown section [{k}]', did_you_mean(k, ['lab', 'limits', 'endpoint.NAME', 'prices.NAME']))
     named = lambda kind: {k.split('.', 1)[1]:(k,v) for k,v in sections.items() if k.startswith(f'{kind}.')}
+    for k in named('prices'): # of an endpoint that is named here, or of a URL's host
+        if k not in named('endpoint') and not re.search('[.:]', k):
+            raise SettingsError(f'{file}: [prices.{k}]: there is no endpoint `{k}`', did_you_mean(k, named('endpoint')))
     lab = _section(LabSection, 'lab', sections['lab'], file)
     return Settings(lab.path, lab.endpoint, _section(LimitsSection, 'limits', sections['limits'], file),
         {n:_section(EndpointSection, k, v, file) for n,(k,v) in named('endpoint').items()},

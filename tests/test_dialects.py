@@ -292,10 +292,10 @@ def test_settings_of_ones_own(tmp_path, monkeypatch):
     assert (s.limits.concurrency, s.endpoints['mine'].dialect, s.endpoints['groq'].dialect) == (8, 'vllm', None)
     assert s.price('mine', 'm') == (1., .5, 2., 1.25) and s.price('mine', 'other') == (1., .5, 2., None)
 
-@pytest.mark.parametrize('line, match', [('m = 1, 2', 'price of mine/m'), ('m = 1, 2, 3, 4, 5', 'price of mine/m'), ('m = 1, 2, -3', 'price of mine/m'), ('m = 1, 2, 3, -4', 'price of mine/m'),
-    ('m = 1, 2, nan', 'price of mine/m'), ('m = 1, 2, inf', 'price of mine/m'), ('m = one, 2, 3', 'price of mine/m'), ('m =', 'price of mine/m')])
+@pytest.mark.parametrize('line, match', [('m = 1, 2', 'price of groq/m'), ('m = 1, 2, 3, 4, 5', 'price of groq/m'), ('m = 1, 2, -3', 'price of groq/m'), ('m = 1, 2, 3, -4', 'price of groq/m'),
+    ('m = 1, 2, nan', 'price of groq/m'), ('m = 1, 2, inf', 'price of groq/m'), ('m = one, 2, 3', 'price of groq/m'), ('m =', 'price of groq/m')])
 def test_prices_that_are_none(line, match, tmp_path, monkeypatch):
-    with pytest.raises(SettingsError, match=match): written(tmp_path, monkeypatch, f'[prices.mine]\n{line}\n')
+    with pytest.raises(SettingsError, match=match): written(tmp_path, monkeypatch, f'[prices.groq]\n{line}\n')
 
 @pytest.mark.parametrize('text, match', [('[limits]\nconcurrency = 0\n', 'concurrency'), ('[limits]\nconcurrency = many\n', 'concurrency'), ('[limits]\nconcurency = 8\n', 'did you mean `concurrency`'),
     ('[endpoint.mine]\nbase_url = http://127.0.0.1:9/v1\ndialct = vllm\n', 'did you mean `dialect`')])
