@@ -174,7 +174,7 @@ def _grouped(episodes, by, row, needs):
     "A table with one `row` a group of `by`"
     by = [by] if isinstance(by, str) else list(by)
     groups = _need(episodes, [*by, *needs]).groupby(by, sort=False, dropna=False)
-    return pd.DataFrame([dict(zip(by, k), **row(g)) for k,g in groups]).set_index(by if len(by) > 1 else by[0])
+    return pd.DataFrame([dict(zip(by, k)) | row(g) for k,g in groups]).set_index(by if len(by) > 1 else by[0])
 
 def _row(episodes):
     "The summary of one group"
