@@ -1,17 +1,20 @@
 "The client against real servers that misbehave"
-import asyncio, contextlib, gc, json, math, multiprocessing, shutil, socket, sqlite3, ssl, subprocess, sys, threading, time, traceback
+import asyncio, contextlib, gc, json, math, multiprocessing, pickle, shutil, socket, sqlite3, ssl, subprocess, sys, threading, time, traceback
 from dataclasses import replace
 from email.utils import formatdate
 
 import orjson, pytest
 
 from synth_lab import client as room
-from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, CacheError, ClientError, ContextLength, EndpointDown, EndpointSlow, Gate, InferenceClient,
-    ModelNotFoundError, RateLimited, ReplyCache, ServerError, endpoint, gather_chunks, retry_after)
+from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, CacheError, ClientError, ColdStart, ContextLength, Endpoint, EndpointDown, EndpointSlow, Gate,
+    InferenceClient, ModelNotFoundError, NotPromoted, PermissionDenied, QuotaSpent, RateLimited, ReplyCache, ServerError, endpoint, gather_chunks, retry_after)
+from synth_lab.core import LabError
 from synth_lab.dialects import DIALECTS
 from synth_lab.mock import FAILURES, LIMITS, SHAPES, mock
-from synth_lab.serve import serving
+from synth_lab.serve import create_app, serving
 from synth_lab.tools import interact_many, read_reply
+from synth_lab.view import format as written, look
+from synth_lab.world import World
 
 HELLO = dict(model='m', usage=dict(prompt_tokens=10, completion_tokens=2),
     choices=[dict(index=0, finish_reason='stop', message=dict(role='assistant', content='Hello!'))])
@@ -43,6 +46,7 @@ class Clock:
     def __init__(self): self.waits = []
     def time(self): return NOON + sum(self.waits)
     def perf_counter(self): return time.perf_counter() + sum(self.waits)
+    def monotonic(self): return time.monotonic() + sum(self.waits)
     async def pause(self, seconds):
         self.waits.append(seconds)
         await asyncio.sleep(0)
@@ -75,7 +79,8 @@ def test_a_server_that_fails_once_is_asked_again(waits):
     assert '500' in attempts[0]['error'] and attempts[1]['error'] is None and attempts[0]['latency_ms'] > 0
     assert len(waits) == 1 and attempts[0]['started_at'] <= attempts[1]['started_at']
 
-@pytest.mark.parametrize('status, cls, tries', [(400, BadRequest, 1), (401, AuthError, 1), (403, AuthError, 1), (422, BadRequest, 1), (303, BadRequest, 1),
+@pytest.mark.parametrize('status, cls, tries', [(400, BadRequest, 1), (401, AuthError, 1), (402, QuotaSpent, 1), (403, PermissionDenied, 1),
+    (422, BadRequest, 1), (303, ColdStart, 5),
     (408, ServerError, 5), (409, ServerError, 5), (425, ServerError, 5), (429, RateLimited, 5), (500, ServerError, 5), (503, ServerError, 5)])
 def test_only_what_may_pass_is_tried_again(status, cls, tries, waits):
     app = Scripted(fail(status))
@@ -83,10 +88,116 @@ def test_only_what_may_pass_is_tried_again(status, cls, tries, waits):
     assert (e.status, app.posts, len(e.attempts), len(waits)) == (status, tries, tries, tries-1)
     assert type(e) is cls and e.fix
 
-def test_quota_that_is_spent_is_not_waited_for():
-    app = Scripted(fail(429, 'You exceeded your current quota', 'insufficient_quota'))
-    e = failed(RateLimited, app=app)
-    assert app.posts == 1 and 'pay' in e.fix and 'concurrency' not in e.fix
+@pytest.mark.parametrize('answer', [fail(429, 'You exceeded your current quota', 'insufficient_quota'), fail(402, 'Insufficient credits'), fail(429, 'inactive', 'billing_not_active'),
+    fail(400, 'Billing hard limit has been reached', 'billing_hard_limit_reached'), (429, {}, dict(error=dict(message='no', type='insufficient_quota', code=429))),
+    (200, {}, dict(error=dict(message='no credits', code=402)))])
+def test_quota_that_is_spent_is_not_waited_for(answer, waits):
+    app = Scripted(answer)
+    e = failed(QuotaSpent, app=app)
+    assert app.posts == 1 and waits == [] and 'pay' in e.fix and 'concurrency' not in e.fix and isinstance(e, RateLimited) and not e.retry
+
+def test_a_limit_of_calls_is_no_spent_quota(): assert type(failed(RateLimited, app=Scripted(fail(429, 'You exceeded your current quota, please check your plan', 429)))) is RateLimited
+
+def test_a_request_that_is_refused_says_what_the_server_said():
+    e = failed(PermissionDenied, app=Scripted(fail(403, 'Your input was flagged by moderation')))
+    assert 'flagged by moderation' in e.message and e.fix.startswith('mend the request') and not isinstance(e, AuthError)
+    assert 'set GROQ_API_KEY' in str(failed(PermissionDenied, replace(endpoint('groq'), app=Scripted(fail(403, 'Your team may not use this model')))))
+
+# ---- 303
+
+@pytest.mark.parametrize('model', ['rl:Qwen/Qwen3-4B:job_1a2b:checkpoint-epoch-1', 'rl:student:job_1a2b'])
+def test_a_checkpoint_of_rl_has_to_be_promoted(model, waits):
+    e = failed(NotPromoted, payload=ASK | dict(model=model), app=Scripted((303, {}, b'')))
+    assert len(e.attempts) == 1 and waits == [] and f'promote {model} by the learning API of local' in e.fix and isinstance(e, BadRequest)
+
+def test_the_server_may_say_so_itself(): assert 'not promoted' in failed(NotPromoted, app=Scripted(fail(303, 'The checkpoint is not promoted.'))).message
+
+@pytest.mark.parametrize('model', ['Qwen/Qwen3-4B', 'ft:Qwen/Qwen3-4B:job_1a2b', 'm', 'a b:c', '', None])
+def test_any_other_model_is_still_being_started(model, waits):
+    cold = (303, dict(location='https://elsewhere.example/v1', retry_after='9'), b'')
+    body,attempts = post(payload=ASK | dict(model=model), app=Scripted(cold, OK))
+    assert body == HELLO and [o['http_status'] for o in attempts] == [303, 200] and 9 <= waits[0] <= 9.5 and 'https://elsewhere.example/v1' in attempts[0]['error']
+    assert 'still being started' in failed(ColdStart, payload=ASK | dict(model=model), app=Scripted(cold)).fix
+
+# ---- what is cut off
+
+async def cut_off(client, when, **kw):
+    "The attempts on the exception of a call that is cancelled when `when` says so"
+    task = asyncio.create_task(client.post(ASK, **kw))
+    while not when(client.gate): await asyncio.sleep(.001)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as e: await task
+    assert (client.gate.running, client.gate.waiting) == (0, 0)
+    return [(o['http_status'], o['error'], o['latency_ms'] is None) for o in e.value.attempts]
+
+def test_a_call_that_is_cancelled_tells_what_was_sent(monkeypatch):
+    monkeypatch.setattr(room, 'pause', asyncio.sleep)
+    async def go():
+        app = Scripted(fail(500), OK, delay=0)
+        app.delay = 60
+        under_way = await cut_off(AsyncInferenceClient(app=app), lambda gate: app.asked)
+        between = await cut_off(AsyncInferenceClient(app=Scripted(fail(500, retry_after='60'))), lambda gate: gate.waiting)
+        closed = AsyncInferenceClient(app=app)
+        closed.gate.narrow('429: slow down', time.perf_counter(), 60)
+        return under_way,between,await cut_off(closed, lambda gate: gate.waiting)
+    under_way,between,never_sent = asyncio.run(go())
+    assert under_way == [(None, 'cancelled', False)] and never_sent == []
+    assert between == [(500, 'http://local/v1 answered 500: no', False)]
+
+def test_a_time_out_around_a_call_has_the_attempts_behind_it(monkeypatch):
+    monkeypatch.setattr(room, 'pause', asyncio.sleep)
+    async def go():
+        async with asyncio.timeout(.05): await AsyncInferenceClient(app=Scripted(fail(500, retry_after='60'))).post(ASK)
+    with pytest.raises(TimeoutError) as e: asyncio.run(go())
+    assert [o['http_status'] for o in e.value.__cause__.attempts] == [500]
+
+def test_every_exception_has_the_attempts(monkeypatch):
+    async def broken(scope, receive, send): raise ZeroDivisionError('mine')
+    assert [(o['error'], o['latency_ms'] is None) for o in failed(ZeroDivisionError, app=broken).attempts] == [('ZeroDivisionError', False)]
+    assert failed(LabError, replace(endpoint('vllm'), app=broken), ASK | dict(thinking='loudly')).attempts == [] # refused before it was sent
+
+# ---- deadlines
+
+def deadline(seconds): return room.time.monotonic() + seconds
+
+def test_no_wait_between_tries_goes_past_the_deadline(waits):
+    async def go(answers, seconds):
+        client = AsyncInferenceClient(app=Scripted(*answers))
+        try: return (await client.post(ASK, deadline=deadline(seconds)))[1]
+        except ClientError as e: return e
+    e = asyncio.run(go([fail(429, retry_after='30')], 29))
+    assert type(e) is RateLimited and [o['http_status'] for o in e.attempts] == [429] and waits == []
+    e = asyncio.run(go([fail(503, retry_after='10')], 25))
+    assert type(e) is ServerError and len(e.attempts) == 3 and len(waits) == 2 and sum(waits) <= 25
+    waits.clear()
+    assert [o['http_status'] for o in asyncio.run(go([fail(503, retry_after='10'), OK], 25))] == [503, 200] and len(waits) == 1
+
+def test_a_gate_that_opens_after_the_deadline_is_not_waited_for(waits):
+    async def go(seconds):
+        app = Scripted(OK)
+        client = AsyncInferenceClient(app=app)
+        client.gate.narrow('429: slow down', room.time.perf_counter(), 30)
+        try: return len((await client.post(ASK, deadline=deadline(seconds)))[1])
+        except EndpointSlow as e:
+            assert e.attempts == [] and app.posts == 0 and (client.gate.running, client.gate.waiting) == (0, 0)
+            return str(e)
+    assert 'before its deadline; 429: slow down' in asyncio.run(go(29)) and waits == []
+    assert asyncio.run(go(60)) == 1 and len(waits) == 1
+
+def test_a_place_that_is_not_free_before_the_deadline_is_not_waited_for():
+    async def go():
+        app = Scripted(OK, delay=.2)
+        client = limited(AsyncInferenceClient(app=app), concurrency=1)
+        first = asyncio.create_task(client.post(ASK))
+        while not app.asked: await asyncio.sleep(0)
+        with pytest.raises(EndpointSlow, match='no place') as e: await client.post(ASK, deadline=time.monotonic() + .01)
+        assert e.value.attempts == [] and app.posts == 1 and client.gate.waiting == 0
+        assert (await first)[0] == HELLO == (await client.post(ASK, deadline=time.monotonic() + 60))[0] and client.gate.running == 0
+    asyncio.run(go())
+
+def test_a_request_that_was_sent_is_waited_for_whatever_the_deadline():
+    app = Scripted(OK, delay=.05)
+    assert asyncio.run(AsyncInferenceClient(app=app).post(ASK, deadline=time.monotonic() + .01))[0] == HELLO
 
 @pytest.mark.parametrize('value, low, high', [('2', 2, 2.5), ('0.5', .5, 1), ('abc', 0, .5), ('', 0, .5), ('-3', 0, .5), ('nan', 0, .5),
     ('9999', 60, 60.5), ('inf', 60, 60.5), (formatdate(NOON + 30, usegmt=True), 30, 30.5), (formatdate(NOON - 30, usegmt=True), 0, .5), ('Wed, 99 Foo', 0, .5)])
@@ -245,6 +356,7 @@ class Stopped:
     def __init__(self): self.at,self.asleep = 1000.,[]
     def time(self): return NOON + self.at
     def perf_counter(self): return self.at
+    monotonic = perf_counter
     async def pause(self, seconds):
         self.asleep.append((self.at + seconds, wake := asyncio.get_running_loop().create_future()))
         await wake
@@ -444,7 +556,8 @@ def test_a_proxy_of_the_environment_is_used_and_no_proxy_is_kept(monkeypatch):
 # ---- answers that make no sense
 
 @pytest.mark.parametrize('body', [b'<html>Bad gateway</html>', b'', b'[]', b'null', b'{"choices": []}', b'{"choices": [null]}',
-    b'{"error": {"message": "overloaded"}}', b'{"choices": [], "error": "overloaded"}', b'{"choices": [{"error": {"code": 502}, "finish_reason": "error"}]}', b'['*100_000])
+    b'{"error": {"message": "overloaded"}}', b'{"choices": [], "error": "overloaded"}', b'{"choices": [{"error": {"code": 502}, "finish_reason": "error"}]}', b'['*100_000,
+    b'{"choices": [{"message": {}, "x": ' + b'['*300 + b']'*300 + b'}]}', b'['*1020 + b']'*1020])
 def test_a_good_status_with_a_bad_body(body):
     e = failed(ServerError, app=Scripted((200, {}, body)))
     assert len(e.attempts) == 5 and e.attempts[0]['http_status'] == 200
@@ -460,15 +573,31 @@ def test_numbers_and_letters_that_json_does_not_have():
     assert got['logprob'] is None and got['choices'][0]['message']['content'] == '?!'
     orjson.dumps(got)
 
-@pytest.mark.parametrize('body', [b'<html>gone</html>', b'"no"', b'{"detail": "no"}', b'{"error": "no"}', b'{"message": "no"}', b'\xff\xfe'])
+@pytest.mark.parametrize('body', [b'<html>gone</html>', b'"no"', b'{"detail": "no"}', b'{"error": "no"}', b'{"message": "no"}', b'\xff\xfe',
+    b'{"error": ' + b'['*300 + b']'*300 + b'}', b'['*1020 + b']'*1020])
 def test_an_error_of_any_shape(body): assert '400' in str(failed(BadRequest, app=Scripted((400, {}, body))))
 
 # ---- what went wrong, and the way out
 
-def test_an_unknown_model_gets_the_list():
-    app = Scripted(fail(404, code='model_not_found'), (200, {}, dict(data=[dict(id='expert'), dict(id='student')])))
+def test_an_unknown_model_gets_the_list_and_what_the_server_said():
+    app = Scripted(fail(404, 'not here', code='model_not_found'), (200, {}, dict(data=[dict(id='expert'), dict(id='student')])))
     e = failed(ModelNotFoundError, app=app)
-    assert "'m'" in e.message and '`expert`, `student`' in e.fix and e.status == 404 and len(e.attempts) == 1
+    assert "'m'" in e.message and 'not here' in e.message and '`expert`, `student`' in e.fix and e.status == 404 and len(e.attempts) == 1
+
+def test_a_model_that_is_in_the_list_was_found():
+    e = failed(BadRequest, app=Scripted(fail(404, 'No endpoints found that support tool use'), (200, {}, dict(data=[dict(id='m')]))))
+    assert e.message == 'http://local/v1 answered 404: No endpoints found that support tool use' and 'did you mean' not in e.fix and '/v1' not in e.fix
+    assert (e.status, len(e.attempts)) == (404, 1)
+
+@pytest.mark.parametrize('listed', [(200, {}, dict(data=[dict(id='m')])), fail(405), fail(401)])
+def test_a_server_that_names_the_model_is_believed(listed):
+    e = failed(ModelNotFoundError, app=Scripted(fail(404, 'You have no access to m', 'model_not_found'), listed))
+    assert e.message == 'http://local/v1 answered 404: You have no access to m' and e.code == 'model_not_found' and '/v1' not in e.fix and len(e.attempts) == 1
+
+def test_the_list_of_models_is_not_waited_for_past_the_deadline(waits):
+    app = Scripted(fail(404, 'not here'), fail(503, retry_after='30'))
+    with pytest.raises(BadRequest, match='not here') as e: asyncio.run(AsyncInferenceClient(app=app).post(ASK, deadline=deadline(20)))
+    assert waits == [] and len(e.value.attempts) == 1
 
 def test_a_url_that_is_no_api():
     e = failed(BadRequest, app=Scripted(fail(404)))
@@ -494,7 +623,7 @@ def test_a_schema_that_the_server_does_not_take_is_the_requests_fault():
 
 def test_an_error_in_a_list(): assert 'API key not valid' in str(failed(BadRequest, app=Scripted((400, {}, [dict(error=dict(message='API key not valid'))]))))
 
-@pytest.mark.parametrize('status, fix', [(301, 'sends callers'), (308, 'sends callers'), (303, 'promoted'), (402, 'pay'), (405, '/v1'), (422, 'as the server says')])
+@pytest.mark.parametrize('status, fix', [(301, 'sends callers'), (308, 'sends callers'), (403, 'as the server says'), (405, '/v1'), (422, 'as the server says')])
 def test_each_refusal_has_its_way_out(status, fix):
     e = failed(BadRequest, app=Scripted((status, dict(location='https://elsewhere.example/v1'), b'')))
     assert fix in e.fix and str(status) in e.message and 'https://elsewhere.example/v1' in e.message
@@ -530,6 +659,56 @@ def test_a_key_is_never_shown():
         assert KEY not in ''.join(traceback.format_exception(e.value))
     e = failed(BadRequest, app=Scripted(fail(400, f'bad header {KEY}')), api_key=KEY)
     assert KEY not in str(e) + str(e.attempts)
+
+def heard(said):
+    "What a client with `KEY` makes of an answer that holds it: all that an error or a reply shows"
+    try: return repr(post(app=Scripted(said), api_key=KEY))
+    except ClientError as e: return ''.join([str(e), repr(e.attempts), *traceback.format_exception(e)])
+
+def heard_streamed(parts):
+    try: return repr(streamed(app=Streaming(parts), api_key=KEY))
+    except ClientError as e: return ''.join([str(e), repr(e.attempts), *traceback.format_exception(e)])
+
+ECHOES = dict(refused=fail(401, f'Incorrect API key provided: {KEY}'), at_the_cut=fail(401, 'x'*(300 - len(KEY)//2) + KEY), code=fail(400, 'no', KEY), page=(502, {}, f'<p>{KEY}</p>'.encode()),
+    location=(302, dict(location=f'https://x.example/?key={KEY}'), b''), no_choices=(200, {}, dict(id=KEY, choices=[])), failed_choice=(200, {}, dict(choices=[dict(error=KEY)])),
+    no_model=fail(404, f'no model for {KEY}'), late_error=(200, {}, dict(error=dict(message=KEY, code=429))), escaped=(401, {}, f'{{"error": {{"message": "{KEY}"}}}}'.replace('-', '\\u002d').encode()),
+    detail=(422, {}, dict(detail=[dict(loc=['header'], input=f'Bearer {KEY}')])), unread=fail(400, 'Failed', 'tool_use_failed'), nested=fail(400, dict(header=KEY)),
+    generation=(400, {}, dict(error=dict(message='Failed', code='tool_use_failed', failed_generation=f'my key is {KEY}', more=dict(key=KEY), **{KEY: 1}))))
+
+@pytest.mark.parametrize('said', ECHOES.values(), ids=ECHOES)
+def test_a_key_that_a_server_repeats_is_in_no_error_and_no_attempt(said, monkeypatch):
+    shown = heard(said)
+    assert not any(KEY[:k] in shown for k in range(10, len(KEY) + 1))
+
+@pytest.mark.parametrize('parts', [[f'data: {{"id": "{KEY}"}}\n\n'], (200, {}, dict(note=KEY)), ['data: ' + 'x'*190 + KEY + '\n\n'],
+    [f'data: {{"choices": [{{"error": "{KEY}"}}]}}\n\n'], fail(400, 'x'*290 + KEY), fail(400, 'no', 'tool_use_failed'), fail(500, KEY)])
+def test_nor_in_a_stream(parts):
+    shown = heard_streamed(parts)
+    assert not any(KEY[:k] in shown for k in range(10, len(KEY) + 1))
+
+def test_a_reply_that_repeats_the_key_is_handed_on_and_not_kept(tmp_path):
+    "Who writes it down knows the client's `secrets`"
+    with serving(Scripted((200, {}, HELLO | dict(id=KEY)))) as url:
+        assert [post(url, api_key=KEY, cache=tmp_path/'cache')[0]['id'] for _ in range(2)] == [KEY]*2
+    assert not any(KEY.encode() in o.read_bytes() for o in tmp_path.iterdir())
+
+def test_the_secrets_of_a_client(monkeypatch):
+    assert AsyncInferenceClient(KEY).secrets == (KEY,) and AsyncInferenceClient().secrets == AsyncInferenceClient('EMPTY').secrets == ()
+    odd = 'a-key-with-"quotes"'
+    client = AsyncInferenceClient(odd)
+    assert odd in client.secrets and client.mask(json.dumps(json.dumps(odd)))[1:-1] == '\\"[redacted]\\"'
+    monkeypatch.setenv('OTHER_API_KEY', f'{KEY}-and-more')
+    assert AsyncInferenceClient(KEY).mask(f'{KEY}-and-more, {KEY}') == '[redacted], [redacted]'
+    assert KEY not in repr(AsyncInferenceClient(KEY)) and client.mask('Authorization: Bearer abcdefgh1234') == 'Authorization: Bearer [redacted]'
+
+def test_a_client_pickles_without_its_connections_and_with_its_key(tmp_path):
+    client = AsyncInferenceClient(KEY, 'http://127.0.0.1:9/v1', cache=tmp_path/'replies')
+    async def used(): return client.gate
+    asyncio.run(used())
+    there = pickle.loads(pickle.dumps(client))
+    assert (there.endpoint.url, there.secrets, there.cache.path, there._pools) == (client.endpoint.url, (KEY,), client.cache.path, {})
+    code = 'import sys, base64, pickle; from synth_lab.client import AsyncInferenceClient; pickle.dumps(AsyncInferenceClient()); print("synth_lab.rollout" in sys.modules)'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == 'False\n'
 
 # ---- where calls go
 
@@ -790,21 +969,26 @@ def test_a_stream_survives_what_happens_before_its_first_chunk_and_tells_the_res
 
 # ---- the cache
 
+def named(app):
+    "`app` by an import string"
+    globals()['APP'] = app
+    return Endpoint('named', 'http://named/v1', app=f'{__name__}:APP', dialect=DIALECTS['local'])
+
 def test_the_same_request_is_asked_once(tmp_path):
     app = Scripted(OK)
-    def client(): return AsyncInferenceClient(app=app, cache=tmp_path/'deep/cache.sqlite')
+    def client(): return AsyncInferenceClient(base_url=named(app), cache=tmp_path/'deep/cache.sqlite')
     for k in (1, 2): # a second client stands for a second run
         one = client()
         body,attempts = asyncio.run(one.post(ASK))
         assert body == HELLO and len(attempts) == (k == 1)
-    assert InferenceClient(app=app, cache=tmp_path/'deep/cache.sqlite').chat.completions.create(**ASK).choices[0].message.content == 'Hello!'
+    assert InferenceClient(base_url=named(app), cache=tmp_path/'deep/cache.sqlite').chat.completions.create(**ASK).choices[0].message.content == 'Hello!'
     assert app.posts == 1
 
 @pytest.mark.parametrize('other', [dict(model='n'), dict(messages=[dict(role='user', content='Ho')]), dict(seed=1), dict(temperature=.5), dict(tools=[]),
     dict(max_tokens=5), dict(thinking=True), dict(top_p=.9), dict(tool_choice='none'), dict(anything=1)])
 def test_another_request_is_another_key(other, tmp_path):
     async def go():
-        client = AsyncInferenceClient(app=app, cache=tmp_path/'cache.sqlite')
+        client = AsyncInferenceClient(base_url=named(app), cache=tmp_path/'cache.sqlite')
         client.endpoint = replace(client.endpoint, dialect=DIALECTS['vllm'])
         return [len((await client.post(o))[1]) for o in (ASK, ASK | other, dict(reversed(ASK.items())), ASK | other)]
     app = Scripted(OK)
@@ -814,26 +998,45 @@ def test_another_endpoint_is_another_key(tmp_path):
     with serving(Scripted(OK)) as one, serving(Scripted(OK)) as other:
         assert [len(post(o, cache=tmp_path/'cache.sqlite')[1]) for o in (one, other, one)] == [1, 1, 0]
 
+@pytest.mark.parametrize('app', [Scripted(OK), mock(plays=['do']), '__main__:app'], ids=['app', 'mock', '__main__'])
+def test_an_app_without_a_lasting_name_is_not_kept(app, tmp_path):
+    for how in (dict(app=app), dict(base_url=replace(endpoint('local'), app=app)), dict(base_url=Endpoint('x', 'http://x/v1', app=app))):
+        with pytest.raises(CacheError, match='in memory.*import string'): AsyncInferenceClient(cache=tmp_path/'cache.sqlite', **how)
+
+def test_another_app_and_another_version_are_other_keys(tmp_path, monkeypatch):
+    one = named(Scripted(OK))
+    globals()['OTHER'] = Scripted((200, {}, HELLO | dict(model='n')))
+    other = replace(one, app=f'{__name__}:OTHER')
+    def asked(o): return [(body['model'], len(attempts)) for body,attempts in [post(o, cache=tmp_path/'cache.sqlite')]][0]
+    assert [asked(o) for o in (one, other, one, other)] == [('m', 1), ('n', 1), ('m', 0), ('n', 0)]
+    monkeypatch.setattr(room, '__version__', 'next')
+    assert [asked(o) for o in (one, other)] == [('m', 1), ('n', 1)]
+
+def test_the_models_in_the_box_are_kept_wherever_their_app_was_made(tmp_path):
+    ask,cache = dict(model='random', messages=[dict(role='user', content=written(look(World(0), 100)))], seed=3),tmp_path/'cache.sqlite'
+    got = [post(payload=ask, cache=cache, **o) for o in (dict(app=create_app(tmp_path)), dict(app=create_app(tmp_path/'b')), dict(url='local'))]
+    assert [len(o[1]) for o in got] == [1, 0, 0] and got[0][0] == got[2][0]
+
 def test_only_good_replies_are_kept(tmp_path):
     cache = tmp_path/'cache.sqlite'
     unread = (400, {}, dict(error=dict(message='x', code='tool_use_failed', failed_generation='<')))
     app = Scripted(unread, fail(400), (200, {}, HELLO | dict(error='half')), (200, {}, HELLO | dict(choices=[dict(message=dict(content='sk-' + 'a1'*10))])), OK)
-    assert post(app=app, cache=cache)[0]['choices'][0]['finish_reason'] == 'tool_use_failed'
-    failed(BadRequest, app=app, cache=cache)
-    for _ in range(2): post(app=app, cache=cache)
-    assert post(app=app, cache=cache)[0] == HELLO and app.posts == 5
-    assert post(app=app, cache=cache) == (HELLO, []) and app.posts == 5
+    assert post(named(app), cache=cache)[0]['choices'][0]['finish_reason'] == 'tool_use_failed'
+    failed(BadRequest, named(app), cache=cache)
+    for _ in range(2): post(named(app), cache=cache)
+    assert post(named(app), cache=cache)[0] == HELLO and app.posts == 5
+    assert post(named(app), cache=cache) == (HELLO, []) and app.posts == 5
 
 def test_nothing_secret_is_in_the_cache(tmp_path):
     secret = ASK | dict(messages=[dict(role='user', content='a private question')])
-    post(payload=secret, app=Scripted(OK), api_key=KEY, cache=tmp_path/'cache.sqlite')
+    post(named(Scripted(OK)), secret, api_key=KEY, cache=tmp_path/'cache.sqlite')
     held = b''.join(o.read_bytes() for o in tmp_path.iterdir())
     assert b'Hello!' in held and KEY.encode() not in held and b'private' not in held
 
 def test_a_file_that_is_no_cache(tmp_path):
     (tmp_path/'a').write_text('not a database, and long enough to be seen as none of them' * 100)
     for path in (tmp_path/'a', tmp_path/'a'/'b', tmp_path):
-        with pytest.raises(CacheError, match='another file'): AsyncInferenceClient(app=Scripted(OK), cache=path)
+        with pytest.raises(CacheError, match='another file'): AsyncInferenceClient(base_url=named(Scripted(OK)), cache=path)
 
 def _fill(path, k):
     cache = ReplyCache(path)

@@ -6,7 +6,7 @@ import httpx, orjson, pytest
 
 import synth_lab.client
 from synth_lab.agent import Agent, turn
-from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, Endpoint, ModelNotFoundError, RateLimited
+from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, ContextLength, Endpoint, ModelNotFoundError, NotPromoted, PermissionDenied, QuotaSpent
 from synth_lab.core import LabError
 from synth_lab.dialects import DIALECTS
 from synth_lab.mock import FAULTS, REPLIES, SHAPES, mock, mock_process, schedule
@@ -119,8 +119,8 @@ def test_our_client_asks_again_over_a_socket(no_waiting):
     with serving(app) as url: assert asyncio.run(go(url)) == [2]*7
     assert app.counts == dict.fromkeys(broken, 1) | dict(good=7)
 
-@pytest.mark.parametrize('kind, error', [('bad_key', AuthError), ('forbidden', AuthError), ('no_model', ModelNotFoundError), ('not_promoted', ClientError),
-    ('bad_request', BadRequest), ('too_long', ContextLength), ('quota', RateLimited)])
+@pytest.mark.parametrize('kind, error', [('bad_key', AuthError), ('forbidden', PermissionDenied), ('no_model', ModelNotFoundError), ('not_promoted', NotPromoted),
+    ('bad_request', BadRequest), ('too_long', ContextLength), ('quota', QuotaSpent)])
 def test_our_client_does_not_ask_again(kind, error):
     app = mock(faults=[kind])
     with pytest.raises(error) as e: asyncio.run(AsyncInferenceClient(app=app).post(ASKED))
