@@ -235,17 +235,18 @@ def action_logprobs(
     return tuple(o['logprob'] for o in tokens) if fits else None
 
 async def turn(
-    agent:Agent,          # who plays
-    client,               # an `AsyncInferenceClient`; its errors pass through
-    memory:list,          # the episode's turns so far, `TurnMemory` each
-    obs_text:str,         # the present observation
-    seed:int|None=None,   # of the model's sampling
-    image:bytes|None=None # from `Agent.image`
+    agent:Agent,           # who plays
+    client,                # an `AsyncInferenceClient`; its errors pass through
+    memory:list,           # the episode's turns so far, `TurnMemory` each
+    obs_text:str,          # the present observation
+    seed:int|None=None,    # of the model's sampling
+    image:bytes|None=None, # from `Agent.image`
+    deadline:float=None    # the client's `post` does not wait beyond it; in seconds of `time.monotonic`
 )->Turn:
     "Ask the model once and read its reply"
     sent = agent.payload(memory, obs_text, seed, image)
     if client.endpoint.in_process: sent['logprobs'] = True
-    body,attempts = await client.post(sent)
+    body,attempts = await (client.post(sent) if deadline is None else client.post(sent, deadline=deadline))
     choice,usage = body['choices'][0],body.get('usage')
     reply,cost = agent.read(body), client.cost(agent.model, usage) if attempts else 0.
     return Turn(sent, body, attempts, reply, read_usage(usage), action_logprobs(choice, reply.actions), cost)

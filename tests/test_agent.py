@@ -214,6 +214,15 @@ def answer(body, attempts, agent=Agent('m'), cost=.25):
     client = SimpleNamespace(endpoint=SimpleNamespace(in_process=False), post=post, cost=lambda model, usage: cost)
     return asyncio.run(turn(agent, client, [], '(step 1)'))
 
+def test_a_deadline_is_handed_to_the_client_and_to_none_that_knows_of_none():
+    asked = []
+    async def post(sent, **how):
+        asked.append(how)
+        return SAID, [{}]
+    client = SimpleNamespace(endpoint=SimpleNamespace(in_process=False), post=post, cost=lambda model, usage: None)
+    for o in (None, 12.5): asyncio.run(turn(Agent('m'), client, [], '(step 1)', deadline=o))
+    assert asked == [{}, dict(deadline=12.5)]
+
 SAID = dict(choices=[dict(finish_reason='tool_calls', message=dict(role='assistant', content='I go.', tool_calls=[CALL]))], usage=dict(prompt_tokens=3, completion_tokens=2))
 
 @pytest.mark.parametrize('attempts, cost, cached, costs', [([{}], .25, False, .25), ([{}], None, False, None), ([], .25, True, 0.), ([], None, True, 0.)])
