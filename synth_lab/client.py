@@ -69,11 +69,17 @@ class Endpoint:
     @property
     def in_process(self)->bool: return self.app is not None
 
+# %% ../nbs/04_client.ipynb #e6bf4bee
+def _shown(url):
+    "What may be shown of a URL, or of what should be one"
+    return redact(re.sub('//.*@|[?].*', '[redacted]', url))
+
 def _url(url):
-    "A base URL, checked; a password in it would end up in traces and errors"
+    "A base URL, checked; a password or a key in it would end up in traces and errors"
     try: parsed = httpx.URL(url)
-    except httpx.InvalidURL as e: raise ClientError(f'{url!r} is not a URL: {e}', 'give one such as http://127.0.0.1:8000/v1') from None
+    except httpx.InvalidURL: raise ClientError(f'{_shown(url)!r} is not a URL', 'give one such as http://127.0.0.1:8000/v1') from None
     if parsed.userinfo: raise ClientError(f'the URL of {parsed.host} holds a password', "pass it as api_key=, or put it into the endpoint's variable")
+    if parsed.query: raise ClientError(f'the URL of {parsed.host} holds parameters, after which no path can stand', 'leave out what begins with its ?')
     return url.rstrip('/').removesuffix('/chat/completions')
 
 def _host(url): return httpx.URL(url).netloc.decode()
@@ -93,7 +99,7 @@ def endpoint(
     name = name or ('openai' if os.environ.get('OPENAI_BASE_URL') else s.endpoint)
     if re.match('https?://', name): return _at(_url(name), s.endpoints)
     if name not in s.endpoints:
-        raise ClientError(f'there is no endpoint {name!r}', f'{did_you_mean(name, s.endpoints)} A URL starts with http:// or https://')
+        raise ClientError(f'there is no endpoint {_shown(name)!r}', f'{did_you_mean(name, s.endpoints)} A URL starts with http:// or https://')
     found,variable = s.endpoints[name],f'{name.upper()}_BASE_URL'
     dialect = dialect_of(name, found.dialect)
     if moved := os.environ.get(variable):

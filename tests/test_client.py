@@ -660,6 +660,15 @@ def test_a_key_is_never_shown():
     e = failed(BadRequest, app=Scripted(fail(400, f'bad header {KEY}')), api_key=KEY)
     assert KEY not in str(e) + str(e.attempts)
 
+@pytest.mark.parametrize('url', [f'http://user:{KEY}@host:99999999/v1', f'http://{KEY}@ho st/v1', f'http://[{KEY}@host/v1', f'https://host.example/v1?key={KEY}', f'htp://user:{KEY}@host/v1',
+    f'http://user:{KEY}@host/v1', f'host?key={KEY}', 'http://host:port/v1?key=' + KEY])
+def test_a_key_in_a_url_is_refused_and_not_shown(url, monkeypatch):
+    monkeypatch.setenv('VLLM_BASE_URL', url)
+    for name in (url, 'vllm') if 'host/' in url else (url,):
+        with pytest.raises(ClientError) as e: endpoint(name)
+        shown = ''.join(traceback.format_exception(e.value))
+        assert not any(KEY[:k] in shown for k in range(8, len(KEY) + 1))
+
 def heard(said):
     "What a client with `KEY` makes of an answer that holds it: all that an error or a reply shows"
     try: return repr(post(app=Scripted(said), api_key=KEY))
