@@ -1,5 +1,5 @@
 "A server that fails in every way and a client that is killed: nothing is lost, nothing is there twice, nothing is made up"
-import asyncio, importlib.util
+import asyncio, importlib.util, time
 from pathlib import Path
 
 import pytest
@@ -7,7 +7,7 @@ import pytest
 from synth_lab.agent import Agent
 from synth_lab.client import AsyncInferenceClient
 from synth_lab.metrics import summary
-from synth_lab.mock import FAULTS, mock
+from synth_lab.mock import FAULTS, mock, mock_process
 from synth_lab.rollout import rollout
 from synth_lab.traces import Store
 
@@ -61,6 +61,40 @@ def test_a_server_that_fails_for_good_is_a_failure_and_no_zero(store, kind):
     assert summary(e)[['n', 'errors', 'mean_return']].values.tolist() == [[1, 2, first['return']]] and e['return'].mean() == first['return']
     again,_ = play(store, (), range(3), resume=True)
     assert again.episodes.status.tolist() == ['done']*3 and again.episodes.attempt.tolist() == [1]*3
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_time_limit_ends_tries_and_is_the_reason(store, processes):
+    "The server asks for a second each time; after .5 s nobody waits for it"
+    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 8\nmax_wait = 60\n')
+    began = time.monotonic()
+    if processes == 1: run,_ = play(store, {'retry_after':1.}, range(2), wait=30, time_limit=.5)
+    else:
+        with mock_process(faults={'retry_after':1.}, wait=30) as url:
+            began = time.monotonic()
+            agent,client = Agent('mock', max_tokens=64),AsyncInferenceClient(base_url=url)
+            run = asyncio.run(rollout(store, client, agent, range(2), run_id='r', max_turns=4, time_limit=5, processes=2))
+    assert run.stopped == f'time_limit={.5 if processes == 1 else 5} s is over' and time.monotonic()-began < (3 if processes == 1 else 15)
+    assert run.episodes[['status', 'turns', 'error_type', 'error_message']].values.tolist() == [['cancelled', 0, 'LimitReached', f'{run.stopped} → resume the run with a higher limit']]*2
+    assert set(store.sql('SELECT error_type FROM calls').error_type) <= {'RateLimited', 'EndpointSlow'}  # the latter for one that was not sent
+    if processes == 2: return
+    again,_ = play(store, (), range(2), resume=True)
+    assert again.episodes.status.tolist() == ['done']*2 and again.episodes.attempt.tolist() == [1]*2
+
+def test_the_tries_of_a_call_that_was_cut_off_are_in_the_trace(store):
+    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 8\nmax_wait = .2\n')
+    run,app = play(store, {'server_error':1.}, [0], episode_timeout=.6)
+    (turn,attempts,error,unknown), = store.sql('SELECT turn, attempts, error_type, input_tokens IS NULL FROM calls').values.tolist()
+    assert (turn, error, run.episodes.status[0]) == (1, 'CancelledError', 'timeout') and attempts == app.counts.total() > 0 and unknown
+
+def test_a_call_that_waited_for_a_place_was_not_sent_and_says_so(store):
+    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nconcurrency = 1\n')
+    app = mock(latency=2)
+    async def stopped():
+        await asyncio.wait_for(rollout(store, AsyncInferenceClient(app=app), Agent('mock'), range(3), run_id='r', max_turns=1), .5)
+    with pytest.raises(TimeoutError): asyncio.run(stopped())
+    calls = store.sql('SELECT attempts, error_message, input_tokens, cost_usd FROM calls ORDER BY attempts DESC').astype(object).fillna('?').values.tolist()
+    assert calls == [[1, '', '?', '?']] + [[0, 'it was not sent: it still waited for a place at the endpoint', 0, 0.]]*2 and app.counts.total() == 1
+    assert sorted(store.sql('SELECT input_tokens FROM episodes').input_tokens.isna()) == [False, False, True]
 
 def test_who_waits_and_why_is_on_the_screen(store, monkeypatch):
     lines = []

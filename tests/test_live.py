@@ -1,12 +1,13 @@
 "What a run shows in a notebook, in a terminal, and that a broken display breaks nothing else"
 import asyncio, os, pty, re, subprocess, sys
+from types import SimpleNamespace
 
 import pytest
 
 from synth_lab.agent import Agent
 from synth_lab.live import EpisodeEvent, Live, TurnEvent, half_width, panel_html
 from synth_lab.metrics import mean_ci
-from synth_lab.rollout import rollout
+from synth_lab.rollout import Run, rollout
 from synth_lab.traces import Store
 from test_rollout import Dice
 
@@ -24,6 +25,21 @@ def test_sums_with_an_unknown_part_say_so():
     live.turn(turn())
     live.turn(turn(2, usage={}, cost=None))
     assert live.tokens == 12 and live.cost is None and 'cost unknown' in live.line and '$' not in live.line
+
+def test_who_waits_why_and_for_how_long_stands_before_all_else(monkeypatch):
+    now = 1000.
+    monkeypatch.setattr('synth_lab.live.time', SimpleNamespace(monotonic=lambda: now))
+    live = Live('m', 3, SimpleNamespace(waiting=2, why='http://x answered 429: slow down'))
+    for now,episode in (1000., 'r:0:0'), (1010., 'r:1:0'), (1020., 'r:2:0'): live.asks(episode)
+    now = 1040.
+    live.turn(turn(episode_id='r:0:0'))
+    assert live.line.split(' · ')[:3] == ['m: 0/3 episodes', '2 wait: http://x answered 429: slow down', 'r:1:0 asks for 30 s']
+    assert '2 wait: http://x answered 429: slow down · r:1:0 asks for 30 s' in panel_html(live)
+    live.ended(EpisodeEvent('r', 'r:1:0', 1, 'done', 1, ()))
+    assert live.line.split(' · ')[2] == 'r:2:0 asks for 20 s'
+    live.gate.waiting = 0
+    live.ended(EpisodeEvent('r', 'r:2:0', 2, 'done', 1, ()))
+    assert 'wait' not in live.line and 'asks' not in live.line and '<td style="text-align:left">nobody</td>' in panel_html(live)
 
 def test_nothing_in_the_panel_is_markup():
     live = Live('m', 2)
@@ -69,12 +85,20 @@ def test_a_notebook_has_a_panel_while_it_runs_and_a_text_afterwards(tmp_path, do
     opened,closed = ([o['content']['comm_id'] for o in heard if o['msg_type'] == kind] for kind in ('comm_open', 'comm_close'))
     assert set(opened) == set(closed) and not [o for o in heard if o['msg_type'] in ('stream', 'error')]
 
+@pytest.mark.parametrize('door,table', [('rollout_sync', True), ('asyncio.run(rollout', False)])
+def test_a_script_in_a_pipe_prints_the_table_and_nothing_else(tmp_path, door, table):
+    "The coroutine is for programs, whose output is their own"
+    code = PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door=door).rstrip() + ')'*(not table)
+    done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, timeout=60)
+    run = Run('r', 'dice', Store(tmp_path/'lab'))
+    assert (done.returncode, done.stderr) == (0, '') and done.stdout == (f'{run}\n' if table else '') and '| dice | 8 | 8 |' in str(run)
+
 def test_a_terminal_has_one_line_that_changes(tmp_path):
     ours,theirs = pty.openpty()
     code = PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door='rollout_sync')
     done = subprocess.run([sys.executable, '-c', code], stderr=theirs, stdout=subprocess.PIPE, env=os.environ | dict(TERM='xterm', COLUMNS='150'), timeout=60)
     os.close(theirs)
     said = os.read(ours, 1<<20).decode()
-    assert done.returncode == 0 and done.stdout == b''
+    assert done.returncode == 0 and done.stdout.decode().startswith('Run `r`') # into a pipe
     assert '4/8 episodes' in said or '0/8 episodes' in said
     assert said.count('\n') <= 2 and said.rstrip('\x1b[?25h\r\n').endswith('48 calls, $0.0480')

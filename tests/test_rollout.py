@@ -1,12 +1,14 @@
 "What the notebook on rollouts should not carry: dying servers, killed processes, records that do not fit"
-import asyncio, gc, os, pickle, random, re, shutil, signal, subprocess, sys
-from dataclasses import replace
+import asyncio, gc, os, pickle, random, re, shutil, signal, subprocess, sys, time
+from dataclasses import asdict, replace
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import orjson, psutil, pytest
 
 from synth_lab.agent import Agent
-from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, ContextLength, EndpointDown, ModelNotFoundError, ServerError
+from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, EndpointDown, EndpointSlow, ModelNotFoundError,
+    PermissionDenied, QuotaSpent, ServerError)
 from synth_lab.core import LabError
 from synth_lab.metrics import mean_ci, summary
 from synth_lab.replays import film, fork, rerun
@@ -122,7 +124,56 @@ def test_a_model_that_never_waits_keeps_nobody_waiting(store):
         await rollout(store, Dice(), Agent('dice'), [0], run_id='r', max_turns=30, length=10_000)
         clock.cancel()
     asyncio.run(both())
-    assert len(beats) >= 30 and gc.get_freeze_count() == 0
+    assert len(beats) >= 30
+
+def test_episodes_of_a_model_that_never_waits_take_turns(store):
+    heard = []
+    play(store, Dice(), on_turn=heard.append)
+    assert [o.seed for o in heard] == [0, 1, 2, 3]*6
+
+def test_a_slow_world_holds_up_nobody_for_longer_than_a_step_of_it(store, monkeypatch):
+    "Two turns of the slow one never follow each other"
+    step,heard = World.step,[]
+    def slow(self, action):
+        if self.seed == 0: time.sleep(.002)
+        return step(self, action)
+    monkeypatch.setattr(World, 'step', slow)
+    e = play(store, Dice(lambda n, p: asyncio.sleep(.001)), on_turn=heard.append).episodes
+    seeds = [o.seed for o in heard]
+    assert e.status.tolist() == ['done']*4 and not any(a == b == 0 for a,b in zip(seeds, seeds[1:]))
+
+@pytest.mark.parametrize('blocks', ['model', 'world'])
+def test_a_timeout_works_where_nothing_ever_waits(store, monkeypatch, blocks):
+    step = World.step
+    if blocks == 'world': monkeypatch.setattr(World, 'step', lambda self, action: time.sleep(.01) or step(self, action))
+    dice = Dice(lambda n, p: time.sleep(.01) if blocks == 'model' else None)
+    e = play(store, dice, [0], length=10_000, max_turns=1000, episode_timeout=.2).episodes
+    assert e.status.tolist() == ['timeout'] and 0 < e.turns[0] < 50
+
+def test_what_was_in_memory_is_searched_for_garbage_again_after_a_run(store):
+    async def two(): await asyncio.gather(*(rollout(store, Dice(lambda n, p: asyncio.sleep(.001)), Agent('dice'), [s], run_id=f'r{s}', max_turns=3+9*s) for s in (0, 1)))
+    asyncio.run(two())
+    assert gc.get_freeze_count() == 0
+
+def test_what_the_caller_kept_out_of_the_searches_stays_out(store):
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        play(store, Dice())
+        assert 0 < gc.get_freeze_count() <= before
+    finally: gc.unfreeze()
+
+def test_the_manifest_holds_what_a_result_depends_on(store):
+    agent = Agent('dice', history=2, max_actions=5, temperature=.3, max_tokens=99, top_p=.9, system='Play.')
+    play(store, Dice(), range(2), agent, split='eval', group_size=2, seed=7)
+    told = orjson.loads((store.path/'runs'/'r'/'run.json').read_bytes())
+    config,versions = told['config'],told['provenance']
+    assert config.pop('agent') == dict(model='dice', history=2, max_actions=5, temperature=.3, max_tokens=99, top_p=.9, system='Play.')
+    assert config.pop('prompt_id') == agent.prompt_id != Agent('dice').prompt_id and config.pop('rules') == orjson.loads(orjson.dumps(asdict(DIFFICULTIES['normal'])))
+    assert config == dict(model='dice', endpoint='dice', difficulty='normal', rng='pure', length=200, max_turns=6, split='eval', group_size=2, seed=7)
+    assert told['planned'] == [dict(episode_id=f'r:{s}:{i}', seed=s, sample=i) for s in (0, 1) for i in (0, 1)]
+    assert {k:versions[k] for k in ('synth-lab', 'crafter', 'numpy')} == {k:version(k) for k in ('synth-lab', 'crafter', 'numpy')}
+    assert versions['python'] == '.'.join(map(str, sys.version_info[:3])) and store.sql('SELECT DISTINCT seed FROM calls').seed.nunique() == 24
 
 def test_ends_by_length_and_death_and_turns(store):
     noop = Dice(lambda n, p: reply(['noop']*5))
@@ -177,6 +228,12 @@ def test_context_length_truncates_and_still_counts(store):
     assert sorted(e.status) == ['done']*7 + ['truncated'] and e['return'].count() == 8
     assert store.rows("SELECT ended_by, error_type FROM episodes WHERE status = 'truncated'") == [dict(ended_by=None, error_type='ContextLength')]
 
+def test_messages_that_are_too_long_before_any_turn_are_a_failure_and_no_zero(store, whole):
+    e = play(store, failing(1, ContextLength('too long', status=400)), range(8)).episodes
+    assert sorted(e.status) == ['done']*7 + ['error'] and e[e.status == 'error'][['return', 'n_achievements']].isna().all(axis=None)
+    again = play(store, Dice(), range(8), resume=True).episodes
+    assert same(again, whole) and again.attempt.tolist() == [1]*8
+
 def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     "Neither in a run's nor in the live line's, as in no summary"
     shown = []
@@ -185,10 +242,10 @@ def test_truncated_episodes_are_in_no_mean(store, monkeypatch):
     rest = run.episodes[run.episodes.status == 'done'].n_achievements.mean()
     assert rest != run.episodes.n_achievements.mean()
     cells = [o.strip() for o in str(run).splitlines()[4].split('|')]
-    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f}'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in str(run) and 'resume' not in str(run)
+    half = mean_ci(run.episodes[run.episodes.status == 'done'].n_achievements).hi - rest
+    assert cells[2:7] == ['3', '2', '1', '0', f'{rest:.2f} ± {half:.2f} (n=2)'] and 'Not in the means: 1 × truncated (ContextLength: too long).' in str(run) and 'resume' not in str(run)
     again = play(store, Dice(), range(3), resume=True)
     assert str(again) == str(run) and summary(run.episodes)[['n', 'truncated', 'mean_achievements']].values.tolist() == [[2, 1, rest]]
-    half = mean_ci(run.episodes[run.episodes.status == 'done'].n_achievements).hi - rest
     assert [o.rsplit(' · ', 1)[0] for o in shown] == [f'dice: 3/3 episodes, 1 truncated · {rest:.2f} ± {half:.2f} achievements an episode']*2
 
 def test_an_episode_that_takes_too_long_is_given_up(store, whole):
@@ -226,7 +283,40 @@ def test_abandoned_attempts_were_paid_for(store):
     segment.write_bytes(segment.read_bytes().replace(b'"cost_usd":0.001', b'"cost_usd":null', 1))
     assert store.sql('SELECT cost_usd FROM episodes').cost_usd.isna().all()
 
-@pytest.mark.parametrize('error,n', [(AuthError('key refused', status=401), 1), (ModelNotFoundError('no such model', status=404), 1),
+def test_the_interval_in_the_table_rests_on_worlds(store):
+    run = play(store, Dice(), range(3), group_size=4)
+    told = mean_ci(run.episodes.n_achievements, run.episodes.seed)
+    assert f'| {told.value:.2f} ± {told.hi-told.value:.2f} (n=12) |' in str(run) and ' (n=4) |' in (alone := str(play(store, Dice(), [0], run_id='one', group_size=4)))
+    assert '±' not in alone
+
+REFUSALS = BadRequest('no', status=400),PermissionDenied('not you', status=403),EndpointSlow('too late')
+
+@pytest.mark.parametrize('concurrency', [1, 8])
+@pytest.mark.parametrize('error', REFUSALS)
+def test_a_request_that_is_refused_as_the_very_first_costs_its_episode_only(store, whole, error, concurrency):
+    run = play(store, failing(1, error), range(8), concurrency=concurrency)
+    good = run.episodes[run.episodes.status == 'done']
+    assert sorted(run.episodes.status) == ['done']*7 + ['error'] and same(good, whole[whole.seed.isin(good.seed)])
+    assert same(play(store, Dice(), range(8), resume=True).episodes, whole)
+
+@pytest.mark.parametrize('concurrency', [1, 3, 8])
+@pytest.mark.parametrize('episodes', [1, 2, 20])
+@pytest.mark.parametrize('error', REFUSALS)
+def test_when_no_request_is_ever_accepted_the_run_stops(store, error, episodes, concurrency):
+    def never(n, p): raise error
+    dice,enough = Dice(never),min(episodes, 3)
+    with pytest.raises(type(error)) as e: play(store, dice, range(episodes), concurrency=concurrency, max_failures=None)
+    statuses = store.sql('SELECT status FROM episodes').status.tolist()
+    assert e.value is error and enough <= len(dice.sent) <= concurrency+2 and statuses.count('error') >= enough and statuses.count('planned') >= episodes-concurrency-2
+
+def test_a_call_before_a_resume_is_a_good_one(store, whole):
+    play(store, Dice(), range(8), concurrency=4, token_limit=305*10)
+    def three(n, p):
+        if n < 4: raise BadRequest('no', status=400)
+    assert sorted(play(store, Dice(three), range(8), resume=True).episodes.status) == ['done']*5 + ['error']*3
+    assert same(play(store, Dice(), range(8), resume=True).episodes, whole)
+
+@pytest.mark.parametrize('error,n', [(AuthError('key refused', status=401), 1), (QuotaSpent('pay first', status=429), 1), (QuotaSpent('pay first', status=429), 9), (ModelNotFoundError('no such model', status=404), 1),
     (EndpointDown('nothing there'), 1), (AuthError('key revoked', status=401), 9)])
 def test_what_concerns_the_whole_run_stops_it_at_once(store, error, n):
     def before(i, payload):
@@ -538,6 +628,16 @@ def test_a_stream_raises_what_the_run_raises(store):
     def down(n, p): raise EndpointDown('nothing there')
     with pytest.raises(EndpointDown, match='nothing there'): asyncio.run(read())
 
+def test_a_stream_that_is_left_raises_what_the_run_had_raised(store):
+    def revoked(n, p):
+        if n == 3: raise AuthError('key revoked', status=401)
+    async def read():
+        events = stream(store, Dice(revoked), Agent('dice'), range(8), run_id='r')
+        await anext(events)
+        await asyncio.sleep(.05)
+        await events.aclose()
+    with pytest.raises(AuthError, match='key revoked'): asyncio.run(read())
+
 # Pictures
 
 @pytest.mark.parametrize('how', [dict(), dict(history=2), dict(history='full'), dict(history='full', image_only_mode=True)])
@@ -585,6 +685,7 @@ class Far(Dice):
         if self.trouble == 'one killed': open(self.mark, 'x').close()
         if 'killed' in self.trouble: os.kill(os.getpid(), signal.SIGKILL)
         if self.trouble == 'key': raise AuthError('key revoked', 'set KEY', status=401)
+        if self.trouble == 'refused' or self.trouble == 'refused once' and n == self.at: raise BadRequest('no', status=400)
         if self.trouble == 'once' and n == self.at: raise ServerError('bad gateway', status=502)
 
 def test_processes_play_the_same_games(store, whole):
@@ -618,6 +719,26 @@ def test_one_failing_episode_in_a_process_leaves_the_others(store, whole):
     e = play(store, Far('once', 9), range(8), processes=2).episodes
     good = e[e.status == 'done']
     assert sorted(e.status) == ['done']*6 + ['error']*2 and same(good, whole[whole.seed.isin(good.seed)])
+
+def test_a_request_refused_as_the_first_of_its_process_costs_its_episode_only(store, whole):
+    e = play(store, Far('refused once', 1), range(8), processes=2, concurrency=4).episodes
+    good = e[e.status == 'done']
+    assert sorted(e.status) == ['done']*6 + ['error']*2 and same(good, whole[whole.seed.isin(good.seed)])
+
+def test_when_no_process_is_ever_accepted_the_run_stops(store):
+    with pytest.raises(BadRequest): play(store, Far('refused', 1), range(20), processes=2, concurrency=4, max_failures=None)
+    assert store.sql('SELECT status FROM episodes').status.tolist().count('planned') > 8
+
+def test_when_a_process_cannot_be_started_the_others_are_seen_off(store, monkeypatch):
+    began,start = [],subprocess.Popen
+    def second(*args, **kw):
+        if began: raise OSError(11, 'Resource temporarily unavailable')
+        began.append(start(*args, **kw))
+        return began[0]
+    monkeypatch.setattr(subprocess, 'Popen', second)
+    with pytest.raises(RolloutError, match='cannot be started: Resource temporarily unavailable.*fewer'): play(store, Far(), processes=2)
+    monkeypatch.undo()
+    assert began[0].poll() == 0 and play(store, Dice(), resume=True).episodes.status.tolist() == ['done']*4
 
 def test_a_limit_holds_over_all_processes(store, whole):
     run = play(store, Far(wait=.02), range(8), processes=2, concurrency=4, token_limit=305*15)
