@@ -402,7 +402,7 @@ _VIEWS |= dict(
             FROM episodes GROUP BY run_id) e USING (run_id) ORDER BY r.created_at, r.run_id""")
 
 # %% ../nbs/06_traces.ipynb #b5148cdc
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2  # 1: segments of lines only, and no column for cached tokens, which read as NULL. 2: seals that may replace others
 _LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs', 'cache.sqlite', 'cache.sqlite-wal', 'cache.sqlite-shm'}
 
 def _check_lab(path):
@@ -461,7 +461,7 @@ def _open_db():
 def refresh(self:Store)->Store: # itself
     "Read what was written since the last time"
     with self._lock:
-        for _ in range(3):
+        for _ in range(5):
             runs = {p.parent.name for p in self.path.glob('runs/*/run.json')}
             try:
                 self._load(runs, *self._listed(runs))
@@ -478,19 +478,23 @@ def _listed(self:Store, runs):
     "What there is to read: file → its size and time, and folder of a seal → its manifest"
     folders = [self.path/'runs'/r for r in sorted(runs)]
     live = {p.stem:p for f in folders for p in (f/'live').glob('*.jsonl')}
-    sealed = {}
-    for m in [m for f in folders for m in (f/'manifest').glob('*.json')]:
-        seal = m.parents[1]/'sealed'/m.stem
-        if str(seal) not in self._sealed and not _whole(seal, manifest := orjson.loads(m.read_bytes())):
-            if m.stem not in live: warnings.warn(f'segment left out: {seal} is not what its manifest says')
-            continue
-        sealed[str(seal)] = self._sealed.get(str(seal)) or manifest
-        live.pop(m.stem, None)
-    return {str(p):(s.st_size, s.st_mtime_ns) for p in live.values() if (s := p.stat())}, sealed
+    published = lambda: sorted(m for f in folders for m in (f/'manifest').glob('*.json'))
+    found = published()
+    seals = {str(m.parents[1]/'sealed'/m.stem):m for m in found}
+    sealed = {f:self._sealed.get(f) or orjson.loads(m.read_bytes()) for f,m in seals.items()}
+    if published() != found: raise FileNotFoundError
+    replaced = {name for m in sealed.values() for name in m.get('replaces', ())}
+    good = {f:m for f,m in sealed.items() if seals[f].stem not in replaced and (f in self._sealed or _readable(Path(f), m, live))}
+    for name in replaced | {seals[f].stem for f in good}: live.pop(name, None)
+    return {str(p):(s.st_size, s.st_mtime_ns) for p in live.values() if (s := p.stat())}, good
 
-def _whole(seal, manifest):
-    "Whether the files in `seal` are there, and as long as `manifest` says"
-    return all((p := seal/f).exists() and p.stat().st_size == o['bytes'] for f,o in manifest['files'].items())
+def _readable(seal, manifest, live):
+    "Whether `seal` is what its manifest says, as far as one sees without reading it; warns when its lines are gone, too"
+    newer = f'of schema {manifest["schema"]}, this synth_lab reads {SCHEMA_VERSION}' if manifest['schema'] > SCHEMA_VERSION else None
+    short = any(not (p := seal/f).exists() or p.stat().st_size != o['bytes'] for f,o in manifest['files'].items())
+    wrong = newer or ('not what its manifest says' if short else None)
+    if wrong and seal.name not in live: warnings.warn(f'segment left out: {seal} is {wrong}')
+    return not wrong
 
 # %% ../nbs/06_traces.ipynb #0688baca
 @patch
@@ -568,19 +572,17 @@ def _read_labels(file):
 
 # %% ../nbs/06_traces.ipynb #fbbb3d6f
 @patch
-def _ask(self:Store, q, params, get):
-    "`get` applied to the result of `q`, after a refresh"
-    self.refresh()
-    return self._answer(q, params, get)
-
-@patch
-def _answer(self:Store, q, params, get):
-    "`get` applied to the result of `q` over what the last refresh read"
-    try:
-        with self._db.cursor() as db: return get(db.execute(q, [o.item() if isinstance(o, np.generic) else o for o in params]))
-    except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as e:
-        raise StoreError(f'{e}', f'tables: {", ".join(SCHEMA)}; their columns: synth_lab.traces.SCHEMA') from None
-    except duckdb.Error as e: raise StoreError(f'{e}', 'if the question is sound, a file may be damaged: store.verify() names it') from None
+def _ask(self:Store, q, params, get, fresh=True):
+    "`get` applied to the result of `q`, after a refresh unless not `fresh`"
+    for tries in range(3):
+        if fresh or tries: self.refresh()
+        try:
+            with self._db.cursor() as db: return get(db.execute(q, [o.item() if isinstance(o, np.generic) else o for o in params]))
+        except (duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException) as e:
+            raise StoreError(f'{e}', f'tables: {", ".join(SCHEMA)}; their columns: synth_lab.traces.SCHEMA') from None
+        except duckdb.Error as e:
+            if isinstance(e, duckdb.IOException) and tries < 2: continue  # a seal was merged and deleted between the refresh and the answer
+            raise StoreError(f'{e}', 'if the question is sound, a file may be damaged: store.verify() names it') from None
 
 @patch
 def sql(self:Store,
@@ -603,7 +605,7 @@ def _dicts(result): return [dict(zip([d[0] for d in result.description], row)) f
 @patch
 def _now(self:Store, q, *params):
     "`rows` without a refresh, for questions that belong together"
-    return self._answer(q, params, _dicts)
+    return self._ask(q, params, _dicts, fresh=False)
 
 # %% ../nbs/06_traces.ipynb #f33d2691
 @patch

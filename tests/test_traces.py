@@ -66,7 +66,7 @@ def test_a_newer_lab_is_refused_and_a_newer_run_left_out(store):
     for r in 'rs':
         with store.run(r, CONFIG, plan(1, r)): pass
     file = store.path/'runs'/'s'/'run.json'
-    file.write_bytes(file.read_bytes().replace(b'"schema": 1', b'"schema": 9'))
+    file.write_bytes(file.read_bytes().replace(b'"schema": 2', b'"schema": 9'))
     with pytest.warns(UserWarning, match='schema 9'): assert Store(store.path).sql('SELECT run_id FROM runs').run_id.tolist() == ['r']
     (store.path/'lab.json').write_text('{"schema": 9}')
     with pytest.raises(StoreError, match='newer synth_lab'): Store(store.path)
