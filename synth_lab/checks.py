@@ -8,7 +8,9 @@ __all__ = ['UNUSABLE', 'error_budget', 'Divergence', 'diff', 'Accounts', 'reward
 # %% ../nbs/08a_checks.ipynb #38991cec
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import zip_longest
+from textwrap import wrap
 
 import numpy as np, orjson, pandas as pd
 
@@ -132,9 +134,12 @@ def diff(
     shared = dict(steps=n, reward=float(x.reward[:n].sum()), unlocked=tuple(u for o in x.unlocked[:n] for u in o))
     return Divergence(*ids, n + 1 if kind else None, kind, at, shared, ends, seen)
 
+_WIDTH = 56 # characters of a side; longer lines go on below
+
 def _beside(a, b):
     "The lines of two texts that differ, side by side"
-    pairs = [o for o in zip_longest(a.splitlines(), b.splitlines(), fillvalue='') if o[0] != o[1]]
+    lines = [map(partial(wrap, width=_WIDTH), o) for o in zip_longest(a.splitlines(), b.splitlines(), fillvalue='') if o[0] != o[1]]
+    pairs = [o for sides in lines for o in zip_longest(*sides, fillvalue='')]
     width = max((len(o) for o, _ in pairs), default=0)
     return '\n'.join(f'{o:{width}}   {p}'.rstrip() for o, p in pairs)
 
