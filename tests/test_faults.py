@@ -81,7 +81,7 @@ def test_a_time_limit_ends_tries_and_is_the_reason(store, processes):
     assert again.episodes.status.tolist() == ['done']*2 and again.episodes.attempt.tolist() == [1]*2
 
 def test_the_tries_of_a_call_that_was_cut_off_are_in_the_trace(store):
-    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 8\nmax_wait = .2\n')
+    (store.path.parent/'settings.ini').write_text('[limits]\ntimeout = 5\nattempts = 99\nmax_wait = .2\n')
     run,app = play(store, {'server_error':1.}, [0], episode_timeout=.6)
     (turn,attempts,error,unknown), = store.sql('SELECT turn, attempts, error_type, input_tokens IS NULL FROM calls').values.tolist()
     assert (turn, error, run.episodes.status[0]) == (1, 'CancelledError', 'timeout') and attempts == app.counts.total() > 0 and unknown
