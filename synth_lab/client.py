@@ -375,6 +375,7 @@ def _close(pools):
 def _checked_key(key, endpoint):
     "A key that can be sent in a header; the error does not show it"
     key = key.strip()
+    if key.startswith(('http://', 'https://')): raise AuthError('a URL was given where the key belongs', 'pass it as base_url=')
     if key.isascii() and key.isprintable(): return key
     raise AuthError(f'the key for {endpoint.name} holds letters that no key has', f'set {endpoint.key or "it"} again; look for curly quotes and line breaks that came along')
 
@@ -414,8 +415,14 @@ def gate(self:AsyncInferenceClient)->Gate:
 
 @patch
 async def aclose(self:AsyncInferenceClient):
-    "Close the connections of the running loop"
+    "Close the connections of the running loop; `async with` does it at its end"
     if pool := self._pools.pop(asyncio.get_running_loop(), None): await pool.transport.aclose()
+
+@patch
+async def __aenter__(self:AsyncInferenceClient): return self
+
+@patch
+async def __aexit__(self:AsyncInferenceClient, *exc): await self.aclose()
 
 # %% ../nbs/04_client.ipynb #23818aae
 @patch(as_prop=True)

@@ -1098,3 +1098,13 @@ def test_cost(usage, dollars, tmp_path, monkeypatch):
     assert client.cost('other', usage) is None
 
 def test_local_is_free(): assert AsyncInferenceClient(base_url='local').cost('expert', HELLO['usage']) == 0.
+
+
+def test_a_url_is_no_key():
+    with pytest.raises(AuthError, match='a URL was given where the key belongs.*base_url='): InferenceClient('http://127.0.0.1:8000/v1')
+
+def test_a_client_of_a_block_is_closed_after_it():
+    async def go():
+        async with AsyncInferenceClient(app=Scripted(OK)) as client: await client.post(ASK)
+        return client._pools
+    assert asyncio.run(go()) == {}
