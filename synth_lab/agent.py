@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 
 from fastcore.basics import patch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from .core import LabError, digest
 from .dialects import read_usage
@@ -92,6 +93,7 @@ class Agent:
     extra:dict|None=field(default=None, hash=False) # what else the server is sent, as it is
 
     def __post_init__(self):
+        _check_types(self)
         for wrong,what,fix in _contradictions(self):
             if wrong: raise AgentError(what, fix)
 
@@ -113,9 +115,16 @@ class Agent:
 # %% ../nbs/05_agent.ipynb #dc8f2484
 _SENT = ('model', 'messages', 'tools', 'seed', 'temperature', 'max_tokens', 'top_p', 'thinking', 'tool_choice', 'parallel_tool_calls')
 
+def _check_types(agent):
+    "Raise an `AgentError` for a setting that is not of its field's type"
+    for f in fields(agent):
+        value = getattr(agent, f.name)
+        try: TypeAdapter(f.type, config=ConfigDict(strict=True)).validate_python(value)
+        except ValidationError: raise AgentError(f'{f.name} is {value!r}', f'give {getattr(f.type, "__name__", f.type)}') from None
+
 def _contradictions(a):
     "What can be wrong with the settings of `a`: (whether it is, what, how to mend it)"
-    turns = isinstance(a.history, int) and not isinstance(a.history, bool) and a.history > 0
+    turns = isinstance(a.history, int) and a.history > 0
     choices,clash = ('auto', 'required', 'none', 'interact_many'), [o for o in (*_SENT, 'stream') if o in (a.extra or ())]
     return [
         (not (turns or a.history in ('none', 'full')), f'history is {a.history!r}', 'give "none", "full" or a number of turns'),
@@ -223,6 +232,7 @@ class Turn:
         "What the next turns remember of this one"
         return TurnMemory(self.payload['messages'][-1]['content'], self.reply)
 
+# %% ../nbs/05_agent.ipynb #405a5c06
 def action_logprobs(
     choice:dict,  # `response["choices"][0]`
     actions:tuple # the actions read from it
@@ -234,6 +244,7 @@ def action_logprobs(
     fits = all(isinstance(o, dict) and o.get('token') == a and isinstance(o.get('logprob'), (int, float)) for o,a in zip(tokens, actions))
     return tuple(o['logprob'] for o in tokens) if fits else None
 
+# %% ../nbs/05_agent.ipynb #dc68949b
 async def turn(
     agent:Agent,           # who plays
     client,                # an `AsyncInferenceClient`; its errors pass through
