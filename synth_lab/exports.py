@@ -64,6 +64,7 @@ def _snapshot(store, folder, runs):
     store.refresh()
     hide = new_id('hide').replace('-', '_')
     with store._db.cursor() as db:
+        db.execute('SET enable_progress_bar = false')
         db.create_function(hide, _hide(key_values()), ['VARCHAR'], 'VARCHAR')
         try:
             db.execute('BEGIN')
@@ -87,15 +88,15 @@ def _copy_images(db, paths, file):
     return _copy(db, f"SELECT parse_filename(filename) AS name, content AS bytes FROM read_blob([{', '.join(map(_quoted, paths))}]) ORDER BY name", file, 16)
 
 # %% ../nbs/06e_exports.ipynb #1546b87d
-def _described(file, t):
-    "Column → its type and its meaning, of one Parquet file"
-    with _scratch() as db: kinds = db.execute(f'DESCRIBE FROM {_quoted(file)}').fetchall()
-    return {r[0]:dict(type=r[1], meaning=(_IMAGES if t == 'images' else SCHEMA[t])[r[0]]) for r in kinds}
+def _described(tables, rows):
+    "Table → its rows, and what its columns are and mean"
+    with _scratch() as db: kinds = {t:db.execute(f'DESCRIBE FROM {_quoted(tables/f"{t}.parquet")}').fetchall() for t in rows}
+    return {t:dict(rows=n, columns={r[0]:dict(type=r[1], meaning=(SCHEMA | dict(images=_IMAGES))[t][r[0]]) for r in kinds[t]}) for t,n in rows.items()}
 
 def _scratch():
     "A DuckDB that touches nothing else"
     db = duckdb.connect(config=dict(autoinstall_known_extensions='false', autoload_known_extensions='false'))
-    db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'")
+    db.execute("SET enable_progress_bar = false; SET GLOBAL TimeZone = 'UTC'") # a cursor does not get what is set without GLOBAL
     return db
 
 def _to_parquet(tables, new, about):
@@ -284,11 +285,11 @@ def _spans(e):
     last = {c['turn']:c['call_id'] for c in e['calls']}
     ids = dict(traceId=trace, parentSpanId=root)
     spans = [s for c in e['calls'] for s in _call_spans(c, e, ids, of[c['turn']] if last[c['turn']] == c['call_id'] else [])]
-    ended = max((s['endTimeUnixNano'] for s in spans), key=int, default='0')
-    end = _nanos(e['ended_at']) if e['ended_at'] else ended
+    start,ended = _nanos(e['started_at']),_nanos(e['ended_at'])
+    end = max(start, ended, *(s['endTimeUnixNano'] for s in spans), key=int)
     failed = dict(status=dict(code=2, message=e['error_message'] or '')) if e['error_type'] else {}
     said = _attributes(e, _EPISODE_ATTRIBUTES, gen_ai__operation__name='invoke_agent', gen_ai__agent__name='crafter')
-    first = dict(traceId=trace, spanId=root, name='invoke_agent crafter', kind=1, startTimeUnixNano=_nanos(e['started_at']), endTimeUnixNano=end,
+    first = dict(traceId=trace, spanId=root, name='invoke_agent crafter', kind=1, startTimeUnixNano=start, endTimeUnixNano=end,
         attributes=said, events=_judged(of[None], end), **failed)
     by = dict(attributes=_attributes({}, {}, service__name='synth_lab', service__version=__version__))
     return dict(resourceSpans=[dict(resource=by, scopeSpans=[dict(scope=dict(name='synth_lab', version=__version__), spans=[first, *spans])])])
@@ -357,8 +358,7 @@ def export(
             tables.mkdir()
             try: rows = _snapshot(store, tables, runs)
             except duckdb.IOException: rows = _snapshot(store, tables, runs) # what was read had just been sealed or merged by somebody
-            about = dict(synth_lab=__version__, schema=SCHEMA_VERSION, format=format, runs=runs, exported_at=now(),
-                tables={t:dict(rows=n, columns=_described(tables/f'{t}.parquet', t)) for t,n in rows.items()})
+            about = dict(synth_lab=__version__, schema=SCHEMA_VERSION, format=format, runs=runs, exported_at=now(), tables=_described(tables, rows))
             FORMATS[format].write(tables, new, about)
             return Exported(path, format, rows, _place(new, path, Path(tmp)/'old'))
     except (OSError, duckdb.Error) as e: raise ExportError(f'{path} was not written: {e}', 'make room, or give a place that you may write to') from None
