@@ -5,7 +5,8 @@ import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 
 from synth_lab import filters as f
-from synth_lab.filters import Filter, FilterError, row_problems, validate
+from synth_lab.filters import Filter, FilterError
+from synth_lab.rows import RowError, row_problems, validate
 from synth_lab.tools import interact_many
 from synth_lab.traces import Store
 
@@ -198,7 +199,7 @@ def test_only_the_newest_attempt_enters(store):
 
 
 def test_an_unknown_dialect_is_named(store, tmp_path):
-    with pytest.raises(FilterError, match='no dialect is called `opnai`.*`openai`'): Filter().select(store).write(tmp_path/'d.jsonl', dialect='opnai')
+    with pytest.raises(RowError, match='no dialect is called `opnai`.*`openai`'): Filter().select(store).write(tmp_path/'d.jsonl', dialect='opnai')
 
 
 # The validator
@@ -271,7 +272,7 @@ def test_a_report_counts_lines_and_shows_at_most_twenty(tmp_path):
     assert 'showing 20 of 30' in r._repr_markdown_()
     path.write_text('')
     assert validate(path).problems[0].reason == 'the file is empty'
-    with pytest.raises(FilterError, match='is not a file'): validate(tmp_path/'none.jsonl')
+    with pytest.raises(RowError, match='is not a file'): validate(tmp_path/'none.jsonl')
 
 
 json_values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5) | st.sampled_from(['user', 'assistant', 'tool', 'function']),
