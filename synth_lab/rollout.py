@@ -445,7 +445,7 @@ async def rollout(
     if processes > 1: _luggage(client)
     planned = plan_episodes(run_id, seeds, group_size)
     config = _config(client, agent, planned[0], difficulty, length) | dict(split=split, max_turns=max_turns, group_size=group_size, seed=seed)
-    with store.run(run_id, config, planned, resume) as writer:
+    with store.run(run_id, config, planned, resume, getattr(client, 'secrets', ())) as writer:
         play = Play(config, agent, client, writer, Live(agent.model, len(planned), getattr(client, 'gate', None)),
             Budget(token_limit, cost_limit, time_limit), episode_timeout, max_failures, on_turn, on_end)
         await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), concurrency, processes)
@@ -635,7 +635,7 @@ async def _child(fd):
     lab,name,how = await line.receive()
     client = pickle.loads(how.pop('client'))
     live = Live(how['agent'].model, 0, getattr(client, 'gate', None))
-    with Store(lab).join(how.pop('run_id'), name) as writer:
+    with Store(lab).join(how.pop('run_id'), name, getattr(client, 'secrets', ())) as writer:
         play = _Share(client=client, writer=writer, live=live, budget=Budget(time_limit=how.pop('time_limit'), until=how.pop('until')), **how)
         play.line = line
         try:

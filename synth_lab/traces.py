@@ -60,6 +60,10 @@ def _json(
     "`obj` as JSON without keys"
     return _clean(_dump(obj), keys)
 
+def _with_keys(secrets):
+    "`secrets` and the environment's keys, longest first"
+    return tuple(sorted({*key_values(), *secrets}, key=len, reverse=True))
+
 def _clean(data, keys):
     "The JSON `data` without keys; `data` itself when there are none"
     text = data.decode()
@@ -97,11 +101,12 @@ class RunWriter:
     def __init__(self,
         folder:Path,         # the run's folder, with its `live` folder
         worker:str='main',   # names the writer in its segments' file names
-        hold:bool=True       # False: another process of ours holds the run
+        hold:bool=True,      # False: another process of ours holds the run
+        secrets:tuple=()     # to be masked, beside the environment's keys
     ):
         self.run_id,self.folder,self.worker = folder.name,folder,worker
         self._lock,self._syncing,self._segments,self._written,self._durable = threading.Lock(),threading.Lock(),[],0,0
-        self._known,self._seen,self._keys,self._held = {},{},(),_hold(folder) if hold else None
+        self._known,self._seen,self._secrets,self._keys,self._held = {},{},secrets,(),_hold(folder) if hold else None
         self._blobs,self._images = folder.parents[1]/'blobs',{}  # image → whether it survives the machine
         self.new = False  # whether this opening began the run: then nothing is recorded of it
 
@@ -170,7 +175,7 @@ def _append(self:RunWriter, make):
             if not self._segments or not self._segments[-1].whole or self._segments[-1].size >= SEGMENT_BYTES:
                 self._known.clear()
                 self._seen.clear()
-                self._keys = key_values()
+                self._keys = _with_keys(self._secrets)
                 self._segments.append(Segment(self.folder/'live', self.worker))
                 sync_folder(self.folder/'live')
             data = make()
@@ -377,17 +382,17 @@ _VIEWS = dict(
         LEFT JOIN under_way u USING (run_id, episode_id, attempt)""")
 
 # %% ../nbs/06_traces.ipynb #79ad4e80
-_newest = lambda t: f"FROM {t} SEMI JOIN newest USING (run_id, episode_id, attempt)"
+_newest = lambda t: f"""FROM {t} t ANTI JOIN (FROM newest WHERE attempt > 1) n
+    ON t.run_id = n.run_id AND t.episode_id = n.episode_id AND t.attempt < n.attempt"""  # mostly none is: then this costs nothing, however many rows there are
+_KEPT = ('newest', 'attempts', 'under_way', 'episodes_all', 'episodes')
 _VIEWS |= dict(
-    episodes="""SELECT e.* REPLACE (e.cost_usd + CASE WHEN a.run_id IS NULL THEN 0 ELSE a.cost_usd END AS cost_usd)
-        FROM (FROM episodes_all e ANTI JOIN newest n ON e.run_id = n.run_id AND e.episode_id = n.episode_id AND e.attempt < n.attempt) e
-        LEFT JOIN abandoned a USING (run_id, episode_id)""",
+    episodes=f"""SELECT e.* REPLACE (e.cost_usd + CASE WHEN a.run_id IS NULL THEN 0 ELSE a.cost_usd END AS cost_usd)
+        FROM ({_newest('episodes_all')}) e LEFT JOIN abandoned a USING (run_id, episode_id)""",
     calls=_newest('calls_all'), steps=_newest('steps_all'),
     segments="""SELECT run_id, segment, count(kind) AS lines, count(*) - count(kind) AS torn FROM events ANTI JOIN sealed USING (segment) GROUP BY ALL
         UNION ALL FROM sealed""",
     messages="SELECT msg_id, any_value(role) AS role, any_value(body) AS body FROM messages_from GROUP BY msg_id",
-    rewards="""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source
-            FROM (FROM events WHERE kind = 'reward') SEMI JOIN newest USING (run_id, episode_id, attempt)
+    rewards=f"""SELECT run_id, episode_id, attempt, scope, step, turn, name, value, source FROM ({_newest("(FROM events WHERE kind = 'reward')")})
         UNION ALL SELECT run_id, episode_id, attempt, 'step', step, turn, 'reward', reward, 'env' FROM steps
         UNION ALL SELECT run_id, episode_id, attempt, 'turn', NULL, turn, 'achievements', turn_reward, 'env' FROM calls WHERE verdict IS NOT NULL
         UNION ALL SELECT run_id, episode_id, attempt, 'episode', NULL, NULL, 'return', "return", 'env' FROM episodes WHERE "return" IS NOT NULL
@@ -453,7 +458,7 @@ def _open_db():
     db.execute(f'CREATE TABLE run_files ({_typed(run)})')
     db.execute(f'CREATE TABLE label_rows ({_typed(_LABEL)})')
     db.execute('CREATE TABLE sealed (run_id VARCHAR, segment VARCHAR, lines BIGINT, torn BIGINT)')
-    for name,q in (_sources({}) | _VIEWS).items(): db.execute(f'CREATE VIEW {name} AS {q}')
+    for name,q in (_sources({}) | _VIEWS).items(): db.execute(f'CREATE {"TABLE" if name in _KEPT else "VIEW"} {name} AS {q}')
     return db
 
 # %% ../nbs/06_traces.ipynb #4424d517
@@ -510,6 +515,7 @@ def _load(self:Store, runs, stamps, sealed):
             for t in ('events', 'sealed'): db.execute(f'DELETE FROM {t} WHERE list_contains(?, segment)', [old])
             if new: _load_segments(db, new)
             if sealed.keys() != self._sealed.keys(): _load_seals(db, seals, sealed)
+            for t in _KEPT: db.execute(f'CREATE OR REPLACE TABLE {t} AS {_VIEWS[t]}')
             db.execute('COMMIT')
     self._runs,self._stamps,self._sealed = runs,stamps,sealed
 
@@ -629,17 +635,18 @@ def run(self:Store,
     run_id:str,          # names the run and its folder
     config:dict,         # all that was asked for: model, endpoint, split, difficulty, rng, length, …
     planned:list,        # the episodes to play: dicts of episode_id, seed, sample
-    resume:bool=False    # go on with a run that is there; with none there, begin it
+    resume:bool=False,   # go on with a run that is there; with none there, begin it
+    secrets:tuple=()     # what to mask in all that is written, beside the environment's keys; see `AsyncInferenceClient.secrets`
 )->RunWriter:
     "Open a run for writing; raises `StoreError` when it exists and `resume` is not set, or was another run"
-    if not isinstance(run_id, str) or not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id) != run_id:
+    if not isinstance(run_id, str) or not re.fullmatch(r'\w[\w.+-]*', run_id) or redact(run_id, _with_keys(secrets)) != run_id:
         raise StoreError(f'run_id {run_id!r} cannot name a folder', 'use letters, digits, and any of _ . + -, and nothing that looks like a key')
     folder = self.path/'runs'/run_id
-    spec = orjson.loads(_json(dict(config=config, planned=planned)))
+    spec = orjson.loads(_json(dict(config=config, planned=planned), _with_keys(secrets)))
     try:
         (folder/'live').mkdir(parents=True, exist_ok=True)
         with ExitStack() as unless_opened:
-            writer = unless_opened.enter_context(RunWriter(folder))
+            writer = unless_opened.enter_context(RunWriter(folder, secrets=secrets))
             writer.new = self._claim(folder, spec, resume)
             unless_opened.pop_all()
         return writer
@@ -647,13 +654,14 @@ def run(self:Store,
 
 @patch
 def join(self:Store,
-    run_id:str, # a run that this process' parent has open
-    worker:str  # names this process in the run
+    run_id:str,      # a run that this process' parent has open
+    worker:str,      # names this process in the run
+    secrets:tuple=() # as for `run`
 )->RunWriter:
     "A second writer of a run that is held already: one segment a process"
     folder = self.path/'runs'/run_id
     if not (folder/'run.json').exists(): raise StoreError(f'there is no run `{run_id}` in {self.path}', 'open it with `Store.run` before others join it')
-    return RunWriter(folder, worker, hold=False)
+    return RunWriter(folder, worker, hold=False, secrets=secrets)
 
 @patch
 def _claim(self:Store, folder, spec, resume):

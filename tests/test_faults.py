@@ -96,6 +96,29 @@ def test_a_call_that_waited_for_a_place_was_not_sent_and_says_so(store):
     assert calls == [[1, '', '?', '?']] + [[0, 'it was not sent: it still waited for a place at the endpoint', 0, 0.]]*2 and app.counts.total() == 1
     assert sorted(store.sql('SELECT input_tokens FROM episodes').input_tokens.isna()) == [False, False, True]
 
+@pytest.mark.parametrize('processes', [1, 2])
+def test_a_key_that_stands_in_no_environment_is_nowhere_on_disk(tmp_path, monkeypatch, processes):
+    "A server sends the client's own key back in everything it says, also in `run.json`, where it was part of the prompt"
+    monkeypatch.chdir(tmp_path)
+    key = 'my-private-token-abcdefghijklmnop'
+    (tmp_path/'echo.py').write_text(ECHO)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path/'settings.ini').write_text('[endpoint.echo]\napp = echo:app\n[limits]\nattempts = 2\nmax_wait = 0.02\n')
+    store,client = Store(tmp_path/'lab'),AsyncInferenceClient(key, 'echo')
+    run = asyncio.run(rollout(store, client, Agent('m', system=f'Say {key}.', history='full'), range(4), run_id='r', max_turns=3, processes=processes, max_failures=None))
+    kept = b''.join(p.read_bytes() for p in store.path.rglob('*') if p.is_file())
+    assert run.episodes.calls.sum() > 4 and key.encode() not in kept and kept.count(b'[redacted]') > 8
+
+ECHO = '''
+import orjson
+async def app(scope, receive, send):
+    said = dict(scope['headers'])[b'authorization'].decode().split()[1]
+    asked = orjson.loads((await receive())['body'])
+    body = dict(id=said, choices=[dict(finish_reason='stop', message=dict(content='key ' + said))]) if asked['seed'] % 4 else dict(error=dict(message=said))
+    await send(dict(type='http.response.start', status=200 if 'choices' in body else 500, headers=[]))
+    await send(dict(type='http.response.body', body=orjson.dumps(body)))
+'''
+
 def test_who_waits_and_why_is_on_the_screen(store, monkeypatch):
     lines = []
     monkeypatch.setattr('synth_lab.live._eyes', lambda live: (lambda: lines.append(live.line), lambda: None))
