@@ -15,10 +15,14 @@ from fastcore.basics import patch
 
 from . import client
 from .agent import Agent
+from .checks import Accounts, Divergence, diff, error_budget, reward_identity
 from .core import LabError, did_you_mean, settings
+from .exports import Exported, export
 from .filters import Filter, Selection
+from .imports import Imported, import_rollout, import_synth
+from .labels import EpisodeTrace
 from .live import screen
-from .metrics import Paired, paired, summary
+from .metrics import Paired, costs, episodes_needed, paired, summary
 from .policies import list_models
 from .replays import Film, Rerun, film, fork, rerun
 from .rollout import Run, rollout, rollout_sync, stream
@@ -26,6 +30,7 @@ from .seal import Verified
 from .serve import create_app
 from .traces import SCHEMA, Store
 from .train import Trained, rl, sft
+from .view import format, look
 from .world import World
 
 # %% ../nbs/15_lab.ipynb #2fe3282e
@@ -92,13 +97,39 @@ def sql(self:Lab,
     "Ask the traces"
     return self.store.sql(query, *params)
 
-def _table(name):
-    return property(lambda self: self.store.sql(f'FROM {name}'), doc=f'Table `{name}` as a DataFrame; `lab.schema` says what its columns mean')
+_TABLES = dict(runs='created_at, run_id', episodes='run_id, seed, sample', calls='run_id, episode_id, turn, started_at',
+    steps='run_id, episode_id, step', rewards='run_id, episode_id, scope, step, turn, name, source', labels='episode_id, key')
 
-for _name in ('runs', 'episodes', 'calls', 'steps', 'rewards'): setattr(Lab, _name, _table(_name))
+def _table(name, order):
+    return property(lambda self: self.store.sql(f'FROM {name} ORDER BY {order}'), doc=f'Table `{name}` as a DataFrame; `lab.schema` says what its columns mean')
+
+for _name,_order in _TABLES.items(): setattr(Lab, _name, _table(_name, _order))
 Lab.schema = SCHEMA
 
 # %% ../nbs/15_lab.ipynb #47eafde4
+@patch
+def episode(self:Lab, episode_id:str)->EpisodeTrace:
+    "All that is recorded of one episode"
+    return self.store.episode(episode_id)
+
+# %% ../nbs/15_lab.ipynb #26df7a90
+@patch
+def score(self:Lab,
+    judge, # a function of a row of `episodes`, or of a turn, that returns a number; or a DataFrame of scores
+    **how  # keywords of `synth_lab.labels.score`: name, source, scope, where
+)->pd.DataFrame:
+    "Add rewards of another source, without touching those that are there"
+    return self.store.score(judge, **how)
+
+@patch
+def label(self:Lab,
+    episodes, # an episode id, or several
+    **labels  # key → value; None removes
+):
+    "Write labels on episodes"
+    self.store.label(episodes, **labels)
+
+# %% ../nbs/15_lab.ipynb #56a1d35a
 @patch
 def seal(self:Lab, run_id:str=None)->int: # segments that were sealed
     "Pack what is finished, of one run or of all"
@@ -111,8 +142,8 @@ def gc(self:Lab, run_id:str=None)->int: # bytes freed
 
 @patch
 def verify(self:Lab)->Verified:
-    "Compare the traces with their hashes, and with each other"
-    return self.store.verify()
+    "Compare the traces with their hashes and with each other, and a few episodes with the game"
+    return self.store.verify(lambda episode_id: rerun(self.store, episode_id))
 
 # %% ../nbs/15_lab.ipynb #06e36ee9
 def _only(episodes, where):
@@ -141,6 +172,32 @@ def compare(self:Lab,
     e = _only(self.episodes, where)
     return paired(_only(e, dict(model=a)), _only(e, dict(model=b)))
 
+# %% ../nbs/15_lab.ipynb #80d91e01
+@patch
+def costs(self:Lab, by='model', **where)->pd.DataFrame:
+    "What an achievement costs each group, in tokens and dollars, failed episodes included"
+    return costs(_only(self.episodes, where), by)
+
+@patch
+def error_budget(self:Lab, by='model', **where)->pd.DataFrame:
+    "What went wrong in each group, beside its scores"
+    return error_budget(_only(self.episodes, where), self.calls, by)
+
+@patch
+def reward_identity(self:Lab, **where)->Accounts:
+    "Whether the rewards of the steps are what the unlocks and the health say"
+    return reward_identity(_only(self.episodes, where), self.steps)
+
+@patch
+def episodes_needed(self:Lab,
+    difference:float, # of the means, the smallest that matters
+    a:str, b:str,     # the models of a pilot, both on the same seeds
+    power:float=.8,   # wanted chance to find it
+    **where           # values of columns of `episodes`
+)->int: # worlds
+    "How many worlds it takes to find a difference between two models that is there"
+    return episodes_needed(difference, self.compare(a, b, **where).sd, power)
+
 # %% ../nbs/15_lab.ipynb #072fd377
 @patch
 def replay(self:Lab, episode_id:str)->Rerun:
@@ -160,6 +217,33 @@ def film(self:Lab,
 )->Film:
     "An episode in pictures"
     return film(self.store, episode_id, size, every)
+
+# %% ../nbs/15_lab.ipynb #181a035b
+@patch
+def diff(self:Lab,
+    a:str, # an episode id
+    b:str  # another one of the same world
+)->Divergence:
+    "Where two episodes part, what was seen then, and what came of it"
+    first,second = (self.store.episode(o).row for o in (a, b))
+    steps = self.sql('SELECT s.*, thought FROM steps s JOIN calls USING (call_id) WHERE s.episode_id IN (?, ?) ORDER BY step', a, b)
+    return diff(first, second, steps, lambda e, n: format(look(self.fork(e['episode_id'], n), e['length'])))
+
+# %% ../nbs/15_lab.ipynb #07af0660
+@patch
+def export(self:Lab, path, format:str, runs=None, overwrite:bool=False)->Exported:
+    "Write the tables for other tools; `synth_lab.exports.FORMATS` lists the formats"
+    return export(self.store, path, format, runs, overwrite)
+
+@patch
+def import_synth(self:Lab, eval_db, app_db=None)->Imported:
+    "Bring in the sessions of a v3 database"
+    return import_synth(self.store, eval_db, app_db)
+
+@patch
+def import_rollout(self:Lab, source)->Imported:
+    "Bring in what `POST /rollout` answered"
+    return import_rollout(self.store, source)
 
 # %% ../nbs/15_lab.ipynb #29468e9d
 @patch
