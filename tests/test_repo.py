@@ -65,3 +65,9 @@ def test_pages_open_without_a_question():
     "Each notebook names the kernel that runs it, and pairs with no other file"
     odd = {p.name: json.loads(p.read_text())['metadata'] for p in (ROOT/'nbs').rglob('*.ipynb')}
     assert {n for n, m in odd.items() if m != {'kernelspec': {'display_name': 'python3', 'language': 'python', 'name': 'python3'}}} == set()
+
+
+def test_the_index_leads_to_every_page():
+    linked = set(re.findall(r'\]\(([\w/]+\.ipynb)\)', (ROOT/'nbs/index.ipynb').read_text()))
+    pages = {str(p.relative_to(ROOT/'nbs')) for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts}
+    assert pages - {'index.ipynb'} == linked
