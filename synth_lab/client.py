@@ -343,7 +343,9 @@ def _connect(endpoint):
     "A transport to `endpoint` for the running loop"
     if endpoint.in_process: return httpx.ASGITransport(pkgutil.resolve_name(endpoint.app) if isinstance(endpoint.app, str) else endpoint.app)
     unlimited = httpx.Limits(max_connections=0, keepalive_expiry=30) # the gate limits
-    return AiohttpTransport(verify=_tls(), limits=unlimited, proxy=_proxy(httpx.URL(endpoint.url)))
+    url = httpx.URL(endpoint.url)
+    proxy = _proxy(url)
+    return AiohttpTransport(verify=_tls() if url.scheme == 'https' or proxy else False, limits=unlimited, proxy=proxy) # plain HTTP has nothing to verify
 
 class Pool(NamedTuple):
     "What a client has in one event loop"

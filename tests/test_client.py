@@ -534,6 +534,18 @@ def test_a_certificate_that_nobody_vouches_for_is_refused(tmp_path, monkeypatch)
         finally: room._tls.cache_clear()
         sock.shutdown(socket.SHUT_RDWR)
 
+def test_certificates_are_read_only_where_they_are_needed(monkeypatch):
+    for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY', 'no_proxy', 'NO_PROXY'): monkeypatch.delenv(name, raising=False)
+    read = []
+    monkeypatch.setattr(room, '_tls', lambda: read.append(1) or ssl.create_default_context())
+    async def connect(url): room._connect(AsyncInferenceClient(base_url=url).endpoint)
+    asyncio.run(connect('http://127.0.0.1:9/v1'))
+    assert read == []
+    asyncio.run(connect('https://127.0.0.1:9/v1'))
+    monkeypatch.setenv('http_proxy', 'https://127.0.0.1:9')
+    asyncio.run(connect('http://10.0.0.1/v1'))
+    assert read == [1, 1]
+
 def test_https_to_a_server_without_it():
     with raw(b'HTTP/1.1 400 Bad Request\r\n\r\n') as url: e = failed(EndpointDown, url.replace('http', 'https'))
     assert 'http://' in e.fix and len(e.attempts) == 1
