@@ -91,6 +91,7 @@ class Segment:
         "Make it survive the machine, too"
         size = self.size
         if self.synced < size: os.fsync(self.fd)
+        if size and not self.synced: sync_folder(self.path.parent)  # its name; here, since the event loop would stand still for it
         self.synced = size
 
 # %% ../nbs/06_traces.ipynb #5c381527
@@ -177,7 +178,6 @@ def _append(self:RunWriter, make):
                 self._seen.clear()
                 self._keys = _with_keys(self._secrets)
                 self._segments.append(Segment(self.folder/'live', self.worker))
-                sync_folder(self.folder/'live')
             data = make()
             self._segments[-1].append(data)
             self._written += len(data)
