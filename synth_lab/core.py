@@ -54,7 +54,11 @@ def digest(
 
 def now()->str: # e.g. `2026-01-31T12:00:00.000Z`
     "The time of the wall clock, UTC, in milliseconds"
-    return datetime.now(timezone.utc).isoformat(timespec='milliseconds').replace('+00:00', 'Z')
+    seconds,ns = divmod(time.time_ns(), 10**9)
+    return f'{_second(seconds)}.{ns//1_000_000:03d}Z'
+
+@lru_cache(1)
+def _second(n): return datetime.fromtimestamp(n, timezone.utc).strftime('%Y-%m-%dT%H:%M:%S')  # a call takes three: 1 µs instead of 5
 
 # %% ../nbs/00_core.ipynb #8b0f6f2a
 def sync_folder(

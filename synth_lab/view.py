@@ -11,7 +11,7 @@ import re
 from base64 import b64encode
 from dataclasses import dataclass
 from io import BytesIO
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from crafter import constants
 from PIL import Image
@@ -232,12 +232,13 @@ def _deed(before, action, after):
     if verb == 'place': return f'placed {name}'
     return f'hit {before.faced}' if action == 'do' and before.faced in ('cow','zombie','skeleton') else ''
 
+_has = attrgetter('inventory', *VITALS)
 def _amounts(obs): return {**dict(obs.inventory), **{o:getattr(obs, o) for o in VITALS}}
 
 def _changes(before, after):
     "Gains and losses: items as `+1 wood`, vitals as `health -2`"
+    if _has(before) == _has(after): return []
     old,new = _amounts(before),_amounts(after)
-    if old == new: return []
     diffs = {o:new.get(o, 0)-old.get(o, 0) for o in (*ITEMS, *VITALS)}
     return [f'{o} {n:+d}' if o in VITALS else f'{n:+d} {o}' for o,n in diffs.items() if n]
 
