@@ -168,8 +168,9 @@ def _misfit(e):
     rule = str(e['loc'][0])
     if e['type'] == 'extra_forbidden': return FilterError(f'there is no rule `{rule}`', did_you_mean(rule, Filter.model_fields))
     if e['type'] == 'too_short': return FilterError(f'`{rule}` is empty, so no episode could pass', 'leave the rule out to keep all')
-    keeps = RULES[rule].keeps if rule in RULES else CUTS[rule].keeps if rule in CUTS else ''
-    return FilterError(f'{rule}={e["input"]!r}: {e["msg"]}', f'`{rule}` keeps {"episodes" if rule in RULES else "rows"} {keeps.replace("{}", "…")}' if keeps else None)
+    what,table = ('episodes', RULES) if rule in RULES else ('rows', CUTS)
+    fix = f'`{rule}` keeps {what} {re.sub("{.?}", "…", table[rule].keeps)}' if rule in table else f'the default is {Filter.model_fields[rule].default!r}'
+    return FilterError(f'{rule}={e["input"]!r}: {e["msg"]}', fix)
 
 def _bounds(f):
     "Rules with a lower and an upper bound: (name of the lower, it, name of the upper, it)"
@@ -200,6 +201,7 @@ def cuts(self:Filter)->dict: # name → value
     return _parts({k:v for k in CUTS if (v := getattr(self, k)) not in (None, False, 0)})
 
 def _base(name): return name.partition('.')[0]
+def _column(name): return f'passes {name}' # a column of `episodes` may have a rule's name
 
 def _say(value):
     "A rule's value in words"
@@ -221,7 +223,7 @@ def _condition(name, value):
 def _ask_rules(filter, store):
     "Every episode, whether it is finished, and whether it passes each rule; NULL where that is unknown"
     asked = {k:_condition(k, v) for k,v in filter.rules.items()}
-    columns = ''.join(', {} AS "{}"'.format(sql, k.replace('"', '""')) for k,(sql,_) in asked.items())
+    columns = ''.join(', {} AS "{}"'.format(sql, _column(k).replace('"', '""')) for k,(sql,_) in asked.items())
     q = f'SELECT *, {FINISHED.sql} AS finished{columns} FROM episodes e ORDER BY run_id, seed, sample, episode_id'
     try: return store.sql(q, *(o for _,values in asked.values() for o in values))
     except StoreError as e:
@@ -235,8 +237,8 @@ def _check_meant(filter, store, episodes):
         rule = RULES[_base(name)]
         have = [o['name'] for o in store.rows(f'SELECT name FROM ({rule.names}) t(name) WHERE name IS NOT NULL ORDER BY name')] if rule.names else ()
         wanted = (value[:1] if '.' in name else value) if have else ()
-        if lost := sorted(set(wanted) - set(have)): raise FilterError(f'no episode of this lab is {rule.keeps.format(f"`{lost[0]}`", "…")}', did_you_mean(lost[0], have))
-        if episodes.finished.any() and episodes[name][episodes.finished].isna().all():
+        if lost := sorted(set(wanted) - set(have)): raise FilterError(f'no episode of this lab is {rule.keeps.format(lost[0] if "." in name else f"`{lost[0]}`", "…")}', did_you_mean(lost[0], have))
+        if episodes.finished.any() and episodes[_column(name)][episodes.finished].isna().all():
             field = rule.field.format(value[0]) if '.' in name else f'`{rule.field}`'
             raise FilterError(f'`{name}` looks at {field}, which no finished episode of this lab has', 'leave the rule out')
 
@@ -245,7 +247,7 @@ _PICKED = 'JOIN (SELECT unnest(?::VARCHAR[]) AS run_id, unnest(?::VARCHAR[]) AS 
 
 def _picked(episodes): return episodes.run_id.tolist(),episodes.episode_id.tolist(),episodes.index.tolist()
 
-def _kept(verdict, filter): return verdict[verdict[['finished', *filter.rules]].all(axis=1)].reset_index(drop=True)
+def _kept(verdict, filter): return verdict[verdict[['finished', *map(_column, filter.rules)]].all(axis=1)].reset_index(drop=True)
 
 def _ask_replies(filter, store, episodes):
     "All replies of `episodes`, in order"
@@ -292,7 +294,7 @@ class Selection:
     "The episodes and turns that a filter keeps"
     filter:Filter
     store:Store
-    verdict:pd.DataFrame  # every episode, with a boolean column `finished` and one for each rule of the filter
+    verdict:pd.DataFrame  # every episode, with boolean columns: `finished`, and `passes …` for each rule of the filter
     episodes:pd.DataFrame # those that pass all rules
     replies:pd.DataFrame  # all replies of these
     usable:pd.DataFrame   # those that became answers
@@ -313,7 +315,7 @@ def select(self:Filter,
     "Ask `store` which episodes pass, and keep the answer for every rule"
     verdict = _ask_rules(self, store)
     _check_meant(self, store, verdict)
-    columns = [*self.rules]
+    columns = [*map(_column, self.rules)]
     verdict[columns] = verdict[columns].astype('boolean').fillna(False).astype(bool)
     episodes = _kept(verdict, self)
     replies = _ask_replies(self, store, episodes)
@@ -328,14 +330,15 @@ def _counts(values):
 
 def _markdown(table):
     "A DataFrame as a table in Markdown"
-    cells = [list(map(str, table)), ['---']*len(table.columns), *table.astype(str).to_numpy().tolist()]
+    cells = [list(map(str, table)), ['---']*len(table.columns), *[['' if o is None or o is pd.NA or o != o else str(o) for o in row] for row in table.itertuples(index=False)]]
     return '\n'.join('| ' + ' | '.join(o.replace('\n', ' ').replace('|', '\\|') for o in row) + ' |' for row in cells)
 
 def _episode_lines(s):
     "The rules on episodes: (rule, keeps, before, removed, after, removed were)"
     left,words = pd.Series(True, index=s.verdict.index),{k:_words(RULES, k, v) for k,v in s.filter.rules.items()}
     for rule,keeps in dict(finished=FINISHED.keeps, **words).items():
-        gone,before,left = left & ~s.verdict[rule],left.sum(),left & s.verdict[rule]
+        passes = s.verdict['finished' if rule == 'finished' else _column(rule)]
+        gone,before,left = left & ~passes,left.sum(),left & passes
         yield rule,f'episodes {keeps}',int(before),int(gone.sum()),int(left.sum()),_counts(s.verdict.status[gone]) if rule == 'finished' else ''
 
 def _row_lines(s):
@@ -351,7 +354,7 @@ def _table(s): return pd.DataFrame([*_episode_lines(s), *_row_lines(s)], columns
 
 def _meant(s):
     "The finished episodes that the `SCOPE` rules mean, and those that are kept"
-    return dict(before=s.verdict[s.verdict[['finished', *(k for k in s.filter.rules if k in SCOPE)]].all(axis=1)], after=s.episodes)
+    return dict(before=s.verdict[s.verdict[['finished', *(_column(k) for k in s.filter.rules if k in SCOPE)]].all(axis=1)], after=s.episodes)
 
 def _means(s): return pd.DataFrame({k: e[['n_achievements', 'return']].astype(float).mean() for k,e in _meant(s).items()}).T
 
@@ -378,9 +381,9 @@ def _unkept(s, by):
     "What was dropped: example, `by`, the rule that dropped it, and what that rule saw"
     left = s.verdict
     for rule in ('finished', *s.filter.rules):
-        field = FINISHED.field if rule == 'finished' else RULES[_base(rule)].field
-        for _,e in left[~left[rule]].sort_values(by, ascending=False).head(3).iterrows(): yield e.episode_id,e[by],rule,f'{field} {e[field]}' if field in e else ''
-        left = left[left[rule]]
+        field,column = (FINISHED.field, rule) if rule == 'finished' else (RULES[_base(rule)].field, _column(rule))
+        for _,e in left[~left[column]].sort_values(by, ascending=False).head(3).iterrows(): yield e.episode_id,e[by],rule,f'{field} {e[field]}' if field in e else ''
+        left = left[left[column]]
     bad = s.replies[~s.replies.verdict.isin(s.filter.verdicts)].head(3)
     for _,r in bad.iterrows(): yield f'{s.episodes.episode_id[r.place]}, turn {r.turn}',s.episodes[by][r.place],'usable',r.verdict
     for name,(_,gone) in s.story.items():
@@ -516,7 +519,7 @@ def _whole(self:Selection, thoughts, count):
     turns,at = self._turns(keys)
     texts = self._bodies({i for o in turns['prompt_ids'] for i in o.split()} | {i for c in ('output_id', 'tools_id') for i in turns[c] if isinstance(i, str)}, keys)
     context,output = _Context(texts, self.store, thoughts, count),lambda i: orjson.loads(texts[i])
-    who = [at[o] for o in zip(self.usable.place.tolist(), self.usable.turn.tolist(), self.usable.call_id.tolist())]
+    who = [at.get(o) for o in zip(self.usable.place.tolist(), self.usable.turn.tolist(), self.usable.call_id.tolist())]
     for a,b in self.pieces[['start', 'end']].to_numpy()[self.order].tolist():
         row = [_turn({c:v[i] for c,v in turns.items()}, keys) for i in who[a:b]]
         yield _made_of(row, context, output, count, thoughts),context[row[0]['tools_id']] if isinstance(row[0]['tools_id'], str) else None

@@ -9,6 +9,7 @@ __all__ = ['CHATML', 'PreflightError', 'SFTPreflight', 'preflight_sft', 'GRPOPre
 import json, re
 from collections import Counter
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import numpy as np, pandas as pd
@@ -47,18 +48,28 @@ _MARKS = [(re.compile(r'\{%(-?) *generation *(-?)%\}'), _ON), (re.compile(r'\{%(
 
 def _refuse(why): raise ValueError(why)
 
-def _jinja(source, **names):
-    "A template as a function of messages, tools, and whether an answer is to follow"
+def _environment():
+    "Jinja as chat templates expect it, and its error"
     try:
+        from jinja2 import TemplateError
         from jinja2.ext import loopcontrols
         from jinja2.sandbox import ImmutableSandboxedEnvironment
     except ImportError: raise PreflightError('a chat template is a program in Jinja, which is not installed', 'pip install jinja2') from None
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    env.filters['tojson'] = lambda o, **how: json.dumps(o, ensure_ascii=False, **{k:v for k,v in how.items() if k != 'ensure_ascii'})
-    env.globals |= names | dict(raise_exception=_refuse)
+    env.filters['tojson'] = lambda o, ensure_ascii=False, **how: json.dumps(o, ensure_ascii=ensure_ascii, **how)
+    env.globals |= dict(raise_exception=_refuse, strftime_now=lambda how: datetime.now().strftime(how))
+    return env,TemplateError
+
+def _jinja(source, **names):
+    "A template as a function of messages, tools, and whether an answer is to follow; that raises `ValueError`"
+    env,error = _environment()
     for mark,sign in _MARKS: source = mark.sub(rf"{{{{\1 '{sign}' \2}}}}", source)
-    compiled = env.from_string(source)
-    return lambda messages,tools,more: compiled.render(messages=messages, tools=tools, add_generation_prompt=more)
+    try: compiled = env.from_string(source, names)
+    except error as e: raise PreflightError(f'the chat template cannot be read: {e}', 'give the source that the model comes with') from None
+    def render(messages, tools, more):
+        try: return compiled.render(messages=messages, tools=tools, add_generation_prompt=more)
+        except error as e: raise ValueError(e) from None
+    return render
 
 def _unmarked(text):
     "A rendered text without marks, and where they were: (from, to) of each answer; None without any"
@@ -158,6 +169,7 @@ def preflight_sft(
         sizes.append((size, count(learned)))
         if max_length and size > max_length: faults.append((None, f'longer than {max_length} tokens: {size:.0f}, and the end is cut off', 'raise max_length, or shorten the history'))
         problems += [Problem(n+1, '' if i is None else place(row, i), reason, fix) for i,reason,fix in faults]
+    if not lines: problems = [Problem(1, '', 'the file is empty', 'a filter that keeps nothing says why: `.explain()`')]
     return SFTPreflight(Path(path), len(lines), _sizes(sizes, len(picked)), tuple(problems))
 
 def _sizes(sizes, looked_at):
