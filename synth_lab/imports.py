@@ -418,11 +418,11 @@ def _write_session(writer, episode_id, s):
     for r in s['rewards']: writer.write('reward', **who, **r)
     writer.write('episode_end', **who, **s['end'])
 
-def _move(lab, store, run_id, imported):
+def _move(lab, store, run_id, source):
     "Move a finished run from `lab` into `store`"
     file = lab.path/'runs'/run_id/'run.json'
     run = orjson.loads(file.read_bytes())
-    publish(file, orjson.dumps(run | dict(provenance=run['provenance'] | dict(imported=imported)), option=orjson.OPT_INDENT_2))
+    publish(file, orjson.dumps(run | dict(provenance=run['provenance'] | dict(imported=source)), option=orjson.OPT_INDENT_2))
     for p in (lab.path/'blobs').glob('*'): publish(store.path/'blobs'/p.name, p.read_bytes())
     if not (store.path/'lab.json').exists(): publish(store.path/'lab.json', (lab.path/'lab.json').read_bytes())
     (store.path/'runs').mkdir(exist_ok=True)

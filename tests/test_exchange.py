@@ -273,6 +273,11 @@ def test_imported_episodes_can_be_filtered_and_learned_from(store, tmp_path):
     kept = Filter(models='m', min_achievements=2).select(store)
     assert len(kept.episodes) == 1 and kept.write(tmp_path/'sft.jsonl').rows == 2
 
+def test_episodes_that_cannot_be_replayed_are_not_tried(store, tmp_path):
+    import_synth(store, database(tmp_path/'a.db', **session()))
+    found = store.verify(replay=lambda id: 1/0)
+    assert found.ok and found.replayed == 0
+
 # Nothing twice, nothing half
 
 def test_the_same_source_comes_in_once(store, tmp_path):
