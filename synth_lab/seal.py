@@ -128,7 +128,7 @@ def _damage(
     if lines.exists() and _stamp(lines) != manifest['source']: yield f'{lines} is not what was sealed'
 
 # %% ../nbs/06a_seal.ipynb #0fd68a12
-MERGE_SEALS,MERGE_BYTES = 32,256<<20  # more small seals than this are merged; into seals of at most so many bytes of lines. A quarter of that is small
+MERGE_SEALS,MERGE_BYTES = 8,256<<20  # more small seals than this are merged; into seals of at most so many bytes of lines. A quarter of that is small
 
 def merge_seals(
     run:Path # the folder of a run
@@ -221,7 +221,7 @@ def _disagreements(self:Store):
 def _replayed(self:Store, replay, sample):
     "The episodes that were played again, and sentences about those that differ"
     found = self.rows(f"""SELECT episode_id FROM episodes JOIN runs USING (run_id) WHERE status IN {_FINAL} AND steps > 0
-        AND provenance->>'imported_from' IS NULL ORDER BY md5(episode_id) LIMIT ?""", sample)
+        AND (provenance->'imported') IS NULL ORDER BY md5(episode_id) LIMIT ?""", sample)
     again = {o['episode_id']:replay(o['episode_id']) for o in found}
     return len(again),[f'`{k}` plays differently: {r.divergence}' for k,r in again.items() if not r.exact]
 
@@ -267,11 +267,13 @@ def verify(self:Store,
 def gc(self:Store,
     run_id:str=None # of one run; None: of all
 )->int: # bytes freed
-    "Delete the segments whose seal verifies, and what was left half done"
+    "Delete the segments whose seal verifies, and what was left half done; raises `StoreError` when it may not"
     freed = 0
-    for run in [p.parent for p in self.path.glob(f'runs/{run_id or "*"}/sealed')]:
-        with _alone(run): freed += sum(_delete(o) for o in self._spare(run))
-    return freed
+    try:
+        for run in [p.parent for p in self.path.glob(f'runs/{run_id or "*"}/sealed')]:
+            with _alone(run): freed += sum(_delete(o) for o in self._spare(run))
+        return freed
+    except OSError as e: raise StoreError(f'cannot delete in {self.path}: {e.strerror}', 'mend the folder, then call gc again') from None
 
 @patch
 def _spare(self:Store, run):

@@ -16,7 +16,7 @@ from pathlib import Path
 import duckdb, numpy as np, orjson
 from fastcore.basics import patch
 
-from .core import LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
+from .core import _PREFIXES, LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
 
 # %% ../nbs/06_traces.ipynb #ebf9a9a5
 class StoreError(LabError): "The folder is not a lab, a run cannot be opened, or a question cannot be answered"
@@ -60,12 +60,23 @@ def _json(
     "`obj` as JSON without keys"
     return _clean(_dump(obj), keys)
 
+_KEY_ENDS = np.zeros(1<<16, bool)
+_KEY_ENDS[[ord(p[-2])<<8 | ord(p[-1]) for p in _PREFIXES]] = True
+
+def _may_hold_key(data, keys):
+    "False only if `redact` would change nothing in `data`: no prefix of a key ends before a separator, and nothing else that it looks for is there"
+    a = np.frombuffer(data, np.uint8)
+    at = np.flatnonzero((a == ord('-')) | (a == ord('_')))
+    at = at[at > 1]
+    return b'Bearer ' in data or any(k.encode() in data for k in keys) or _KEY_ENDS[a[at-2].astype(np.uint16)<<8 | a[at-1]].any()
+
 def _with_keys(secrets):
     "`secrets` and the environment's keys, longest first"
     return tuple(sorted({*key_values(), *secrets}, key=len, reverse=True))
 
 def _clean(data, keys):
     "The JSON `data` without keys; `data` itself when there are none"
+    if len(data) > 2000 and not _may_hold_key(data, key_values() if keys is None else keys): return data
     text = data.decode()
     return data if redact(text, keys) == text else _dump(_masked(json.loads(text), keys))
 
@@ -451,7 +462,7 @@ def _typed(columns): return ', '.join(f'"{c}" {t}' for c,t in columns.items())
 def _open_db():
     "An empty in-memory DuckDB with the store's tables and views"
     db = duckdb.connect(config=dict(autoinstall_known_extensions='false', autoload_known_extensions='false'))
-    db.execute("SET enable_progress_bar = false; SET TimeZone = 'UTC'; SET parquet_metadata_cache = true")
+    db.execute("SET GLOBAL TimeZone = 'UTC'; SET GLOBAL parquet_metadata_cache = true; SET enable_progress_bar = false")  # a cursor inherits what is global
     db.execute(f'CREATE TABLE events (run_id VARCHAR, segment VARCHAR, {_typed(_COLUMNS)})')
     db.execute(f'CREATE TABLE planned (run_id VARCHAR, {_typed(_PLANNED)})')
     run = dict(run_id='VARCHAR', created_at='TIMESTAMPTZ', schema_version='INTEGER') | _CONFIG | dict(config='JSON', config_id='VARCHAR', provenance='JSON')

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import duckdb, orjson, pytest
 
-from synth_lab import Lab, seal, traces
+from synth_lab import Lab, labels, seal, traces  # noqa: F401
 from synth_lab.seal import seal_segment
 from synth_lab.traces import Store, StoreError
 from test_traces import CONFIG, ODD, STEP, begin, call, end, live, plan, script, store  # noqa: F401
@@ -400,6 +400,66 @@ def test_a_full_disk_while_sealing_is_one_clear_error_and_loses_nothing(store):
     assert 'cannot seal in' in out and 'make room' in out and err == ''
     assert everything(store) == before
     assert store.seal() == 2 and everything(store) == before
+
+@pytest.fixture
+def disk(tmp_path):
+    "A file system of half a megabyte"
+    (path := tmp_path/'disk').mkdir()
+    mount = shutil.which('mount')
+    if not mount or subprocess.run([mount, '-t', 'tmpfs', '-o', 'size=512k', 'tmpfs', path], capture_output=True).returncode: pytest.skip('may not mount')
+    yield path
+    subprocess.run(['umount', '-l', path], check=True)
+
+def test_a_disk_that_fills_up_stops_whatever_writes_and_loses_nothing(disk):
+    "While a run is written, while it is scored, labelled and sealed; and when there is room, all of it goes on"
+    store,acked,ballast = Store(disk/'lab'),[],disk/'ballast'
+    ballast.write_bytes(bytes(200_000))
+    with store.run('r', CONFIG, plan(2000)) as w:
+        with pytest.raises(StoreError, match='cannot write to .*No space left'):
+            for i in range(2000):
+                who = begin(w, i)
+                call(w, who)
+                end(w, who)
+                w.sync()
+                acked.append(i)
+    done = lambda: [o['seed'] for o in Store(disk/'lab').rows("SELECT seed FROM episodes WHERE status = 'done' ORDER BY seed")]
+    assert len(acked) > 50 and done() == acked
+    with open(disk/'rest', 'wb', buffering=0) as f:
+        with pytest.raises(OSError): [f.write(bytes(4096)) for _ in range(1000)]
+    for what in (store.seal, lambda: store.score(lambda e: 1, name='j'), lambda: store.label('r:0:0', a=1), lambda: store.run('s', CONFIG, plan(1, 's'))):
+        with pytest.raises(StoreError, match='cannot'): what()
+        assert done() == acked and Store(disk/'lab').rows("FROM rewards WHERE source <> 'env' UNION ALL BY NAME FROM labels") == []
+    ballast.unlink()
+    assert store.seal() == 1 and store.gc() > 0 and done() == acked and store.verify().ok
+    store.label('r:0:0', a=1)
+    assert len(store.score(lambda e: 1, name='j')) == len(acked)
+    with store.run('r', CONFIG, plan(2000), resume=True) as w: end(w, begin(w, 1999))
+    assert done() == [*acked, 1999] and not list(disk.rglob('*.tmp'))
+
+def test_a_read_only_lab_answers_and_says_that_it_cannot_be_written(disk):
+    store = Store(disk/'lab')
+    odd_run(store)
+    store.seal()
+    store.label('r:0:0', a=1)
+    before = everything(store)
+    subprocess.run(['mount', '-o', 'remount,ro', disk], check=True)
+    again = Store(disk/'lab')
+    assert everything(again) == before and again.verify().ok and again.episode('r:0:0').labels == dict(a='1')
+    for what in (lambda: again.score(lambda e: 1, name='j'), lambda: again.label('r:0:0', a=2), lambda: again.run('s', CONFIG, plan(1, 's')), again.gc,
+            lambda: begin(again.run('r', CONFIG, plan(10), resume=True))):
+        with pytest.raises(StoreError, match='cannot (write|delete)'): what()
+    with pytest.raises(StoreError, match='cannot write'): Store(disk/'new').run('r', CONFIG, plan(1))
+    assert everything(again) == before
+
+def test_two_labs_are_open_at_once(tmp_path):
+    labs = [Store(tmp_path/k) for k in 'ab']
+    with labs[0].run('r', CONFIG, plan(3)) as a, labs[1].run('r', CONFIG, plan(3)) as b:
+        for i in range(3): end(a, begin(a, i), ret=1.)
+        end(b, begin(b, 0), ret=5.)
+        found = [o.rows('SELECT count("return") AS n, avg("return") AS mean FROM episodes') for o in labs]
+    assert found == [[dict(n=3, mean=1.)], [dict(n=1, mean=5.)]]
+    labs[0].seal(), labs[0].gc(), labs[1].label('r:0:0', a=1)
+    assert [len(o.rows('FROM labels')) for o in labs] == [0, 1] and [len(files(o, '.jsonl')) for o in labs] == [0, 1]
 
 def test_asking_a_sealed_lab_writes_nothing(store):
     odd_run(store)

@@ -120,6 +120,15 @@ def test_masking_a_key_never_breaks_a_line(store, monkeypatch):
     body, = store.rows('SELECT msg_id, body FROM messages')
     assert orjson.loads(body['body'])['content'] == 'a line\n0123456789, and [redacted]'
 
+@pytest.mark.parametrize('key', ['sk-0123456789abcdef', 'pk_live_0123456789ab', 'rk-0123456789abcdef', 'gsk_0123456789abcdef', 'xai-0123456789abcdef',
+    'hf_0123456789abcdef', 'ghp_0123456789abcdef', 'Bearer 0123456789abcdef', 'correct-horse'])
+@pytest.mark.parametrize('around', ['{}', '\n{}', 'x {}\n', 'é{}', '"{}"', 'under_way, desk-top {} http_status'])
+def test_a_key_in_a_long_line_is_masked_like_one_in_a_short(monkeypatch, key, around):
+    monkeypatch.setenv('HORSE_TOKEN', 'correct-horse')
+    said = traces.redact(around.format(key))
+    assert '[redacted]' in said or around == 'é{}'
+    for n in (0, 5000): assert orjson.loads(traces._json(dict(a='x y_z '*n, b=around.format(key))))['b'] == said
+
 def test_a_run_is_not_named_by_a_key(store):
     with pytest.raises(StoreError, match='cannot name a folder'): store.run('sk-abcdefghijklmnop', CONFIG, plan(1))
 
@@ -376,6 +385,15 @@ def test_a_crash_before_run_json_leaves_the_name_free(store):
     assert store.sql('SELECT * FROM runs').empty
     with store.run('r', CONFIG, plan(1)) as w: begin(w)
     assert len(store.sql('SELECT * FROM runs')) == 1
+
+ZONE = '''
+with (store := Store(sys.argv[1])).run('r', CONFIG, plan(1)) as w: begin(w, at='2026-01-31T23:30:00.000Z')
+print(store.rows("SELECT started_at::DATE::VARCHAR AS day, started_at FROM episodes"), store.sql('SELECT started_at FROM episodes').started_at[0])
+'''
+
+def test_times_are_utc_wherever_the_machine_is(store):
+    out,err = script(ZONE, store.path, env=os.environ | dict(TZ='Asia/Tokyo')).communicate(timeout=60)
+    assert "'day': '2026-01-31'" in out and 'UTC' in out and '2026-01-31 23:30:00+00:00' in out, out + err
 
 def test_a_question_that_fails_leaves_the_next_one_working(store):
     with store.run('r', CONFIG, plan(1)) as w: end(w, begin(w))
