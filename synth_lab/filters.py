@@ -408,8 +408,9 @@ def _says(self:Selection, i):
 
 def _shown(s, by):
     "Three rows that are kept and three things that are not"
-    ranked = sorted(s.order, key=lambda i: (-s.episodes[by][s.pieces.place[i]], -s.pieces.reward[i], i))
-    kept = [ranked[i] for i in sorted({0, len(ranked)//2, len(ranked)-1})] if ranked else []
+    pieces = s.pieces.iloc[np.sort(s.order)]
+    ranked = pieces.index.to_numpy()[np.lexsort((-pieces.reward, -s.episodes[by].to_numpy(float, na_value=np.nan)[pieces.place]))]
+    kept = [ranked[i] for i in sorted({0, len(ranked)//2, len(ranked)-1})] if len(ranked) else []
     dropped = pd.DataFrame(_unkept(s, by), columns=['example', by, 'dropped by', 'because'])
     nth = dropped.groupby('dropped by', sort=False).cumcount()
     rows = [(s._name(i), s.episodes[by][s.pieces.place[i]], '', s._says(i)) for i in kept]
@@ -439,8 +440,9 @@ def plot(self:Explanation,
     ax.bar(h.index, h.before, color='tab:gray', alpha=.5, label=f'{h.before.sum()} episodes meant')
     ax.bar(h.index, h.after, color='tab:blue', label=f'{h.after.sum()} kept')
     ax.set(xlabel=self.by, ylabel='episodes')
-    if len(h) > 8: ax.tick_params(axis='x', rotation=60)
-    ax.legend()
+    if max(map(len, h.index), default=0) > 4: ax.tick_params(axis='x', rotation=60)
+    ax.yaxis.get_major_locator().set_params(integer=True)
+    ax.legend(loc='lower center', bbox_to_anchor=(.5, 1), ncols=2, frameon=False)
     return ax
 
 @patch
@@ -503,31 +505,33 @@ class _Context(dict):
 # %% ../nbs/09_filters.ipynb #3e9d4a3d
 @patch
 def _turns(self:Selection, keys):
-    "What the rows' turns say: columns, and where a turn stands in them by place, turn and id"
+    "What the rows' turns say: names of fields, turns as tuples, and where one stands by place, turn and id"
     places = sorted(set(self.pieces.place.to_numpy()[self.order].tolist()))
     text = lambda c: f"array_to_string({c}, ' ') AS {c}" # lists would be visited by the garbage collector, again and again
     q = f"""SELECT place, turn, call_id, verdict, problem, {text('prompt_ids')}, output_id, tools_id, thought, {text('actions')}, regexp_matches(thought, ?) AS suspect
         FROM calls {_PICKED} WHERE list_contains(?, verdict)"""
     found = self.store.sql(q, _suspects(keys), *_picked(self.episodes.loc[places]), list(self.filter.verdicts))
-    turns = {c:found[c].tolist() for c in found}
-    return turns,{key:i for i,key in enumerate(zip(turns['place'], turns['turn'], turns['call_id']))}
+    turns = list(zip(*(found[c].tolist() for c in found)))
+    return list(found),turns,{o[:3]:i for i,o in enumerate(turns)}
 
 @patch
 def _whole(self:Selection, thoughts, count):
     "The messages of each row, and its tools, as `Part`s"
     keys = key_values()
-    turns,at = self._turns(keys)
-    texts = self._bodies({i for o in turns['prompt_ids'] for i in o.split()} | {i for c in ('output_id', 'tools_id') for i in turns[c] if isinstance(i, str)}, keys)
+    names,turns,at = self._turns(keys)
+    ids = [[o[names.index(c)] for o in turns] for c in ('prompt_ids', 'output_id', 'tools_id')]
+    texts = self._bodies({i for o in ids[0] for i in o.split()} | {i for c in ids[1:] for i in c if isinstance(i, str)}, keys)
     context,output = _Context(texts, self.store, thoughts, count),lambda i: orjson.loads(texts[i])
     who = [at.get(o) for o in zip(self.usable.place.tolist(), self.usable.turn.tolist(), self.usable.call_id.tolist())]
     for a,b in self.pieces[['start', 'end']].to_numpy()[self.order].tolist():
-        row = [_turn({c:v[i] for c,v in turns.items()}, keys) for i in who[a:b]]
+        row = [_turn(dict(zip(names, turns[i])), keys) for i in who[a:b]]
         yield _made_of(row, context, output, count, thoughts),context[row[0]['tools_id']] if isinstance(row[0]['tools_id'], str) else None
 
 def _turn(t, keys):
     "A turn with its lists, and without keys"
     thought = t['thought'] if isinstance(t['thought'], str) else None
-    return t | dict(prompt_ids=t['prompt_ids'].split(), actions=tuple(t['actions'].split()), thought=redact(thought, keys) if t['suspect'] is True else thought)
+    t |= dict(prompt_ids=t['prompt_ids'].split(), actions=tuple(t['actions'].split()), thought=redact(thought, keys) if t['suspect'] is True else thought)
+    return t
 
 def _plain(parts, tools): return dict(messages=[p.message for p in parts]) | (dict(tools=tools.message) if tools else {})
 

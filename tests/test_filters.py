@@ -345,6 +345,19 @@ def test_examples_and_histogram_say_what_went(store, tmp_path):
     with pytest.raises(FilterError, match='did you mean `return`'): Filter().select(store).explain('retrun')
 
 
+@pytest.mark.parametrize('rules, by', [(dict(min_return=99), 'return'), (dict(seeds=99), 'steps'), (dict(), 'cost_usd'), (dict(offset=99), 'wall_s'), (dict(limit=1), 'turns')])
+def test_nothing_kept_and_nothing_known_can_be_explained(store, rules, by):
+    e = Filter(**rules).select(store).explain(by)
+    assert len(e.examples) <= 6 and '| finished |' in e._repr_markdown_() and e.plot()
+
+
+def test_a_lab_of_failures_can_be_explained(tmp_path):
+    s = Store(tmp_path/'lab')
+    add_run(s, 'bad', [{'status': 'error'}]*5)
+    e = Filter().select(s).explain()
+    assert e.examples['dropped by'].tolist() == ['finished']*3 and e.table.after.tolist() == [0, 0]
+
+
 def test_the_figure_is_drawn(store):
     ax = Filter(min_return=1).select(store).explain().plot()
     assert [p.get_height() for p in ax.patches] == [1, 2, 1, 1, 0, 1, 1, 1]
