@@ -799,6 +799,11 @@ def test_ctrl_c_reaches_the_processes(store, whole):
     assert set(e.status) <= {'done', 'cancelled', 'planned'} and 'cancelled' in set(e.status)
     assert same(play(store, Dice(), range(8), resume=True).episodes, whole) and once(store)
 
+def test_whoever_writes_a_run_seals_its_full_segments():
+    "A process that was started for a run imports this room and no other"
+    code = 'from synth_lab.rollout import child; from synth_lab.traces import RunWriter; print(RunWriter.rotated.__module__)'
+    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout == 'synth_lab.seal\n'
+
 # Looking at it again
 
 @pytest.fixture(scope='module')
