@@ -7,12 +7,12 @@ __all__ = ['FINISHED', 'RULES', 'SCOPE', 'CUTS', 'Names', 'Unlocks', 'Scores', '
            'Rule', 'Cut', 'Filter', 'Selection', 'Explanation', 'Dataset', 'card_path']
 
 # %% ../nbs/09_filters.ipynb #f8e663bb
-import hashlib, re
+import hashlib, os, re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -21,7 +21,7 @@ from fastcore.basics import patch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from . import __version__
-from .core import _PREFIXES, LabError, did_you_mean, digest, key_values, now, publish, redact
+from .core import _PREFIXES, LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
 from .labels import label_text
 from .rows import DIALECTS, find_dialect, part, row_problems, sense, validate
 from .tools import Reply, tool_messages
@@ -573,26 +573,52 @@ def _held_back(self:Selection, share):
     return set(seeds[:min(max(1, round(share*len(seeds))), len(seeds)-1)]) if share else set()
 
 class _File:
-    "One file in the making"
-    def __init__(self): self.lines,self.pieces,self.prompt,self.answers = [],[],[],[]
+    "A file in the making: a thread writes and hashes rows while the next ones are made; nobody sees it before `publish`"
+    def __init__(self, path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path,self.tmp,self.sha,self.bytes = path,path.with_name(f'.{path.name}.{os.getpid()}.tmp'),hashlib.sha256(),0
+        self.lines,self.held,self.pieces,self.prompt,self.answers = [],0,[],[],[]
+        self.file,self.thread,self.last = open(self.tmp, 'wb'),ThreadPoolExecutor(1),None
 
-    def add(self, *what):
-        for held,new in zip((self.pieces, self.lines, self.prompt, self.answers), what): held.append(new)
+    def add(self, line, *what):
+        self.lines.append(line)
+        self.held += len(line)
+        for held,new in zip((self.pieces, self.prompt, self.answers), what): held.append(new)
+        if self.held >= 4<<20: self.flush()
 
-    @cached_property
-    def data(self): return b'\n'.join([*self.lines, b''])
+    def flush(self):
+        if self.last: self.last.result()
+        self.last,self.lines,self.held = self.thread.submit(self._put, b'\n'.join([*self.lines, b''])),[],0
+
+    def _put(self, data):
+        self.file.write(data)
+        self.sha.update(data)
+        self.bytes += len(data)
+
+    def finish(self):
+        self.flush()
+        self.last.result()
+        self.file.flush()
+        os.fsync(self.file.fileno())
+
+    def publish(self):
+        os.replace(self.tmp, self.path)
+        sync_folder(self.path.parent)
+
+    def close(self):
+        self.thread.shutdown()
+        self.file.close()
+        self.tmp.unlink(missing_ok=True)
 
 def _counter(tokenizer):
     "A count of the tokens of a text, and what to call it"
     if tokenizer is None: return (lambda text: len(text)/4),'characters/4'
     return (lambda text: len(tokenizer(text))),getattr(tokenizer, '__qualname__', type(tokenizer).__name__)
 
-def _learned(m): return m['role'] == 'assistant' and m.get('weight') != 0
-
 def _tokens(parts, tools):
     "Tokens of a row that are context, and those to be learned"
-    learned = sum(p.tokens for p in parts if _learned(p.message))
-    return sum(p.tokens for p in parts) + (tools.tokens if tools else 0) - learned,learned
+    learned = sum([p.learned for p in parts])
+    return sum([p.tokens for p in parts]) + (tools.tokens if tools else 0) - learned,learned
 
 def _line(parts, tools, d):
     "A row in dialect `d` as JSON"
@@ -608,29 +634,27 @@ def _check(parts, tools, name):
 
 # %% ../nbs/09_filters.ipynb #b69b5737
 @patch
-def _card(self:Selection, part, **how):
-    "What to know about the file `part` of this selection"
-    pieces = self.pieces.iloc[part.pieces]
-    eps,rows = self.episodes.loc[sorted(set(pieces.place))],np.add(part.prompt, part.answers)
+def _card(self:Selection, made, **how):
+    "What to know about the file `made` of this selection"
+    pieces = self.pieces.iloc[made.pieces]
+    eps,rows = self.episodes.loc[sorted(set(pieces.place))],np.add(made.prompt, made.answers)
     sources = [g.iloc[0][['run_id', 'model', 'endpoint', 'split', 'difficulty']].to_dict() | dict(episodes=len(g)) for _,g in eps.groupby('run_id')]
-    tokens = dict(how=how.pop('counted'), prompt=float(np.sum(part.prompt)), answers=float(np.sum(part.answers)),
+    tokens = dict(how=how.pop('counted'), prompt=float(np.sum(made.prompt)), answers=float(np.sum(made.answers)),
         row_median=float(np.median(rows)), row_p95=float(np.quantile(rows, .95)), row_max=float(rows.max()))
-    return dict(rows=len(pieces), turns=int((pieces.end-pieces.start).sum()), episodes=len(eps), bytes=len(part.data), sha256=hashlib.sha256(part.data).hexdigest(),
+    return dict(rows=len(pieces), turns=int((pieces.end-pieces.start).sum()), episodes=len(eps), bytes=made.bytes, sha256=made.sha.hexdigest(),
         **how, filter=self.filter.model_dump(mode='json', exclude_defaults=True), explain=_table(self).to_dict('records'), means=_means(self).to_dict('index'),
         tokens=tokens, sources=sources, seeds=sorted(map(int, eps.seed.unique())), created_at=now(), synth_lab=__version__)
 
 # %% ../nbs/09_filters.ipynb #684c13f9
 @patch
-def _make(self:Selection, path, thoughts, dialect, held, tokenizer):
-    "The parts of the dataset, by name; `held` are the seeds of `val`"
-    made,d,(count,_) = dict(train=_File(), val=_File()),find_dialect(dialect),_counter(tokenizer)
+def _fill(self:Selection, paths, files, thoughts, d, held, count):
+    "Make the rows, each into its one of `files`, which are opened when they get their first row; `held` are the seeds of `val`"
     pieces = zip(self.order.tolist(), self.pieces.seed.to_numpy()[self.order].tolist())
     for (parts,tools),(i,seed) in zip(self._whole(thoughts, count), pieces):
         _check(parts, tools, lambda: self._name(i))
-        made['val' if seed in held else 'train'].add(i, _line(parts, tools, d), *_tokens(parts, tools))
-    if not len(self): raise FilterError(f'the filter keeps no turn, so {path.name} was not written: {self._last_straw()}',
-        'loosen that rule, or roll out more episodes')
-    return {k:p for k,p in made.items() if p.pieces}
+        part = 'val' if seed in held else 'train'
+        if part not in files: files[part] = _File(paths[part])
+        files[part].add(_line(parts, tools, d), i, *_tokens(parts, tools))
 
 @patch
 def write(self:Selection,
@@ -641,16 +665,19 @@ def write(self:Selection,
     tokenizer=None         # text → tokens, to count them; None: a token is taken for four characters
 )->Dataset: # raises `FilterError` and writes nothing when there is nothing to learn from
     "Write the rows, and a card beside the file"
-    path = Path(path)
-    parts = self._make(path, thoughts, dialect, self._held_back(val), tokenizer)
-    how = dict(dialect=dialect, thoughts=thoughts, granularity=self.filter.granularity, counted=_counter(tokenizer)[1])
-    files = dict(train=path, val=path.with_suffix(f'.val{path.suffix}'))
-    made = {k:Dataset(files[k], self._card(p, **how)) for k,p in parts.items()}
+    path,files,d,held,(count,counted) = Path(path),{},find_dialect(dialect),self._held_back(val),_counter(tokenizer)
+    if not len(self): raise FilterError(f'the filter keeps no turn, so {path.name} was not written: {self._last_straw()}', 'loosen that rule, or roll out more episodes')
     try:
+        self._fill(dict(train=path, val=path.with_suffix(f'.val{path.suffix}')), files, thoughts, d, held, count)
+        for f in files.values(): f.finish()
+        how = dict(dialect=dialect, thoughts=thoughts, granularity=self.filter.granularity, counted=counted)
+        made = {k:Dataset(f.path, self._card(f, **how)) for k,f in files.items()}
         for k,o in made.items():
-            publish(o.path, parts[k].data)
+            files[k].publish()
             publish(card_path(o.path), orjson.dumps(o.card, option=orjson.OPT_INDENT_2))
     except OSError as e: raise FilterError(f'{path} cannot be written: {e.strerror}', 'give the name of a file, in a folder that you may write to and that has room') from None
+    finally:
+        for f in files.values(): f.close()
     return Dataset(path, made['train'].card, made.get('val'))
 
 @patch

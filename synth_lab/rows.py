@@ -236,6 +236,9 @@ def _order(messages):
     owed,begun,before = [],False,None
     for i,m in enumerate(messages):
         role = m['role']
+        if role == 'user' and not owed: # most messages
+            begun,before = True,role
+            continue
         if role == 'tool':
             if m['tool_call_id'] not in owed: yield i, f'answers `{m["tool_call_id"]}`, which is no open tool call', 'give the `id` of the call before it'
             owed,before = [o for o in owed if o != m['tool_call_id']],role
@@ -330,6 +333,7 @@ class Part(NamedTuple):
     message:dict|list     # in OpenAI's format
     sound:bool            # whether it has the right shape
     tokens:float
+    learned:float         # of these, those that a trainer learns
     json:orjson.Fragment  # the same, written
 
 def _fits(o):
@@ -353,7 +357,9 @@ def part(
 )->Part:
     "Look at a message"
     sound = _fits(message)
-    return Part(message, sound, count(_said(message)) if sound else 0, orjson.Fragment(json or orjson.dumps(message)))
+    tokens = count(_said(message)) if sound else 0
+    learned = isinstance(message, dict) and message['role'] == 'assistant' and message.get('weight') != 0
+    return Part(message, sound, tokens, tokens if learned else 0, orjson.Fragment(json or orjson.dumps(message)))
 
 # %% ../nbs/08b_rows.ipynb #a0d0b0d5
 @dataclass(frozen=True, repr=False)
