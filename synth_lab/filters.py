@@ -572,6 +572,7 @@ def _held_back(self:Selection, share):
     if share and len(seeds) < 2: raise FilterError(f'val={share}, but all rows are of one world', 'roll out more seeds, or leave val out')
     return set(seeds[:min(max(1, round(share*len(seeds))), len(seeds)-1)]) if share else set()
 
+# %% ../nbs/09_filters.ipynb #1bcb9725
 class _File:
     "A file in the making: a thread writes and hashes rows while the next ones are made; nobody sees it before `publish`"
     def __init__(self, path):
@@ -610,6 +611,7 @@ class _File:
         self.file.close()
         self.tmp.unlink(missing_ok=True)
 
+# %% ../nbs/09_filters.ipynb #0da34a63
 def _counter(tokenizer):
     "A count of the tokens of a text, and what to call it"
     if tokenizer is None: return (lambda text: len(text)/4),'characters/4'

@@ -180,6 +180,27 @@ def test_a_crash_while_writing_leaves_the_old_file_and_no_litter(store, tmp_path
     assert sorted(p.name for p in tmp_path.iterdir()) == ['d.card.json', 'd.jsonl', 'lab']
 
 
+def test_a_full_disk_in_the_middle_leaves_the_old_files(long, tmp_path, monkeypatch):
+    "Also of the file that was written first, and also when it is the thread that fails"
+    s = Filter().select(long)
+    s.write(tmp_path/'d.jsonl', val=.5)
+    before = {p.name: p.read_bytes() for p in tmp_path.glob('d.*')}
+    put = f._File._put
+    def full(self, data):
+        if self.path.name == 'd.val.jsonl': raise OSError(28, 'No space left on device')
+        put(self, data)
+    monkeypatch.setattr(f._File, '_put', full)
+    with pytest.raises(FilterError, match='cannot be written: No space left'): Filter(shuffle=True).select(long).write(tmp_path/'d.jsonl', val=.5)
+    assert {p.name: p.read_bytes() for p in tmp_path.glob('*d.*')} == before and len(before) == 4 and len(list(tmp_path.iterdir())) == 5
+
+
+@pytest.mark.parametrize('path', ['folder', 'file/d.jsonl'])
+def test_a_name_that_cannot_be_a_file(store, tmp_path, path):
+    (tmp_path/'folder').mkdir(), (tmp_path/'file').write_text('')
+    with pytest.raises(FilterError, match='cannot be written'): Filter().select(store).write(tmp_path/path)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['file', 'folder', 'lab']
+
+
 def test_a_turn_that_would_be_a_faulty_row_stops_the_write(store, tmp_path):
     add_run(store, 'toolless', [{'turns_': [{}, dict(tools=None)]}])
     with pytest.raises(FilterError, match=r'turn 2 .*tool_calls\[0\].function.name: `interact_many` is not among the tools'):
