@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from . import __version__
 from .core import _PREFIXES, LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
 from .labels import label_text
-from .rows import DIALECTS, find_dialect, part, row_problems, sense, validate
+from .rows import DIALECTS, find_dialect, part, row_problems, sound, validate
 from .tools import Reply, tool_messages
 from .traces import Store, StoreError, _map_images
 from .world import ACHIEVEMENTS
@@ -629,9 +629,8 @@ def _line(parts, tools, d):
 
 def _check(parts, tools, name):
     "Raise a `FilterError` if these are no sound row"
-    row = _plain(parts, tools)
-    if all(p.sound for p in parts) and (tools is None or tools.sound) and next(sense(row), None) is None: return
-    p = row_problems(orjson.dumps(row))[0]
+    if sound(parts, tools): return
+    p = row_problems(orjson.dumps(_plain(parts, tools)))[0]
     raise FilterError(f'{name()} would be a faulty row: {p.path}: {p.reason}', p.fix)
 
 # %% ../nbs/09_filters.ipynb #b69b5737

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['Text', 'DIALECTS', 'FIXES', 'RowError', 'to_trl', 'from_trl', 'to_synth', 'from_synth', 'OpenAIRow', 'TrlRow',
-           'SynthRow', 'Dialect', 'find_dialect', 'sense', 'Problem', 'place', 'row_problems', 'Part', 'part', 'Report',
-           'problem_table', 'read_lines', 'validate']
+           'SynthRow', 'Dialect', 'find_dialect', 'sense', 'Problem', 'place', 'row_problems', 'Part', 'part', 'sound',
+           'Report', 'problem_table', 'read_lines', 'validate']
 
 # %% ../nbs/08b_rows.ipynb #db874b9c
 import json
@@ -241,7 +241,7 @@ def _order(messages):
             continue
         if role == 'tool':
             if m['tool_call_id'] not in owed: yield i, f'answers `{m["tool_call_id"]}`, which is no open tool call', 'give the `id` of the call before it'
-            owed,before = [o for o in owed if o != m['tool_call_id']],role
+            owed,before = [o for o in owed if o != m['tool_call_id']] if owed != [m['tool_call_id']] else [],role
             continue
         if owed: yield i, f'comes before the tool call `{owed[0]}` was answered', 'put a `tool` message with that `tool_call_id` first'
         if role in ('system', 'developer') and begun: yield i, f'{role} message after the conversation began', 'put it first'
@@ -331,14 +331,17 @@ _MESSAGE,_TOOLS = TypeAdapter(Annotated[_System|_User|_Assistant|_Tool, Field(di
 class Part(NamedTuple):
     "A message of a row, or its tools"
     message:dict|list     # in OpenAI's format
-    sound:bool            # whether it has the right shape
+    sound:bool            # whether it has the right shape, and says something
+    names:frozenset       # of the functions that it calls; of tools: that can be called
     tokens:float
     learned:float         # of these, those that a trainer learns
     json:orjson.Fragment  # the same, written
 
+_TEXT = {'user':{'role', 'content'}, 'system':{'role', 'content'}, 'tool':{'role', 'content', 'tool_call_id'}}
+
 def _fits(o):
     "Whether a message, or a list of tools, has its shape"
-    if isinstance(o, dict) and o.keys() == {'role', 'content'} and o['role'] in ('user', 'system') and type(o['content']) is str and o['content'].strip(): return True
+    if isinstance(o, dict) and o.keys() == _TEXT.get(o.get('role')) and all([type(v) is str and not v.isspace() and v for v in o.values()]): return True # as most are
     try: (_TOOLS if isinstance(o, list) else _MESSAGE).validate_python(o)
     except ValidationError: return False
     return True
@@ -356,10 +359,24 @@ def part(
     json:bytes=None  # how it is written, where that is known
 )->Part:
     "Look at a message"
-    sound = _fits(message)
-    tokens = count(_said(message)) if sound else 0
-    learned = isinstance(message, dict) and message['role'] == 'assistant' and message.get('weight') != 0
-    return Part(message, sound, tokens, tokens if learned else 0, orjson.Fragment(json or orjson.dumps(message)))
+    written = orjson.Fragment(json or orjson.dumps(message))
+    if not _fits(message): return Part(message, False, frozenset(), 0, 0, written)
+    tokens = count(_said(message))
+    if isinstance(message, list): return Part(message, True, frozenset(o['function']['name'] for o in message), tokens, 0, written)
+    if message['role'] != 'assistant': return Part(message, True, frozenset(), tokens, 0, written)
+    names = frozenset(o['function']['name'] for o in message.get('tool_calls') or ())
+    return Part(message, not any(_answer(message, names)), names, tokens, tokens if message.get('weight') != 0 else 0, written)
+
+def sound(
+    parts:list,     # of a row's messages
+    tools:Part|None # of its tools
+)->bool:
+    "Whether a row has no fault: what `sense` asks, of parts"
+    known = tools.names if tools else frozenset()
+    if not all([p.sound and p.names <= known for p in parts]) or tools and not tools.sound: return False
+    last = parts[-1].message
+    return last['role'] == 'assistant' and any([p.message.get('weight') != 0 for p in parts if p.message['role'] == 'assistant']) \
+        and next(_order([p.message for p in parts]), None) is None
 
 # %% ../nbs/08b_rows.ipynb #a0d0b0d5
 @dataclass(frozen=True, repr=False)

@@ -606,6 +606,24 @@ def test_each_fault_is_named_with_its_place(row, path, reason):
     assert any(p.path == path and reason in p.reason and p.line == 7 and p.fix for p in found), found
 
 
+def quick(row):
+    "What the writer asks of a row, in place of the validator"
+    return rows.sound([rows.part(m, len) for m in row['messages']], rows.part(row['tools'], len) if 'tools' in row else None)
+
+
+@pytest.mark.parametrize('row', [r for r,_,_ in FAULTS if isinstance(r, dict) and isinstance(r.get('messages'), list) and r['messages']])
+def test_the_writer_sees_the_same_faults(row):
+    if set(row) <= {'messages', 'tools'}: assert not quick(row)
+
+
+@settings(derandomize=True, deadline=None)
+@given(conversations(), st.data())
+def test_the_writer_and_the_validator_agree(row, data):
+    "Also about rows in which messages were lost, or changed places"
+    del row['messages'][data.draw(st.integers(0, len(row['messages'])-1))]
+    if row['messages']: assert quick(row) == (row_problems(json.dumps({k: v for k,v in row.items() if k != 'parallel_tool_calls'}).encode()) == [])
+
+
 @pytest.mark.parametrize('line, reason', [(b'{"messages": [', 'Invalid JSON'), (b'', 'blank line'), (b'\xff\xfe', 'Invalid JSON'), (b'\xef\xbb\xbf{"messages": []}', 'Invalid JSON')])
 def test_lines_that_are_no_json(line, reason): assert reason in row_problems(line)[0].reason
 
