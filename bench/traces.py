@@ -9,19 +9,21 @@ open_episode_ms: the median episode of 20, opened whole: its calls with all thei
 ingest_mb_s: lines written a second by one writer that syncs after every 50 episodes, while its segments are sealed behind it
 loop_stall_ms_max: the longest that an event loop waited for its turn while nine segments of 16 MB were sealed one by one, and then merged; `idle_stall_ms`: with nothing going on
 seal_mb_s: lines sealed and merged a second, at the end of all writing
-filter_to_jsonl_s: 100,000 turns to a fine-tuning file, with `--filter`
+filter_to_jsonl_s: 100,000 turns to a fine-tuning file, once
 not_scans: the same ratio for what SQLite is better at: a few rows by key, a filter over 2,000 episodes, a search through all text"""
-import asyncio, json, math, os, random, re, shutil, sqlite3, sys, tempfile, time
-from concurrent.futures import ThreadPoolExecutor
+import asyncio, json, math, os, random, re, shutil, sqlite3, tempfile, time
 from pathlib import Path
 from pydoc_data.topics import topics
 
 from synth_lab import labels, seal # they grow `Store`
+from synth_lab.agent import Agent
+from synth_lab.filters import Filter
 from synth_lab.traces import SEGMENT_BYTES, Store
 from synth_lab.world import ACHIEVEMENTS, ACTIONS
 
 EPISODES, TURNS, STEPS, AT_ONCE = int(os.environ.get('EPISODES', 2000)), 50, 10, 50
 MODELS = ['Qwen/Qwen3-4B', 'ft:Qwen/Qwen3-4B:job_1', 'rl:ft:Qwen/Qwen3-4B:job_1:checkpoint-1', 'gpt-4o-mini']
+TOOLS = Agent('bench').tools
 EFFECTS = ['moved', 'turned, tree in the way', 'nothing to do here', '+1 wood', '+1 drink', 'hit the cow', 'slept', 'not enough wood']
 
 def prose(rng, size=40<<20):
@@ -69,7 +71,9 @@ class Games:
             latency_ms=round(rng.expovariate(1/900), 1), tries=[dict(http_status=200, latency_ms=1.)], http_status=200, verdict=verdict, finish_reason='tool_calls', thought=thought,
             tool_name='interact_many', arguments=arguments, actions=actions, turn_reward=sum(len(s['unlocked']) for s in steps), cost_usd=usage['output_tokens']*6e-7,
             seed=rng.getrandbits(30), temperature=1., raw=raw, steps=steps, **usage)
-        return e['history'][:1]+e['history'][-15:],dict(role='assistant', content=None, tool_calls=call),said
+        prompt,output = e['history'][:1]+e['history'][1:][-16:],dict(role='assistant', content=None, tool_calls=call)
+        e['history'] += [output, dict(role='tool', tool_call_id=call[0]['id'], content='; '.join(o['effect'] for o in steps))]
+        return prompt,output,said
 
     def group(self, run, first):
         "Episodes that begin together"
@@ -87,7 +91,7 @@ class Ours:
         self.writer = self.store.run(run, config, [dict(episode_id=f'{run}:{i}:0', seed=i, sample=0) for i in seeds], resume)
 
     def begin(self, e): self.writer.write('episode', episode_id=e['episode_id'], attempt=1, started_at='2026-01-31T12:00:00.000Z')
-    def call(self, e, prompt, output, said): self.writer.call(prompt, None, output, episode_id=e['episode_id'], attempt=1, **said)
+    def call(self, e, prompt, output, said): self.writer.call(prompt, TOOLS, output, episode_id=e['episode_id'], attempt=1, **said)
     def end(self, e): self.writer.write('episode_end', episode_id=e['episode_id'], attempt=1, status='done', ended_by='max_turns', turns=TURNS, steps_played=TURNS*STEPS, calls=TURNS,
         achievements=list(e['found']), unlock_steps=list(e['found'].values()), ended_at='2026-01-31T12:50:00.000Z', wall_s=1., cost_usd=.04, **{'return':float(len(e['found']))})
     def sync(self): self.writer.sync()
@@ -245,7 +249,7 @@ def loop_stall(games, folder, segments=9):
         ours.close()
         segment = max(ours.store.path.glob('runs/r0/live/*.jsonl'), key=lambda p: p.stat().st_mtime_ns)
         found.append(asyncio.run(stall(lambda: seal._SEALER.submit(seal._try_seal, segment).result())))
-    assert len(list(ours.store.path.glob('runs/r0/manifest/*'))) == segments + 1
+    assert any(p.name.startswith('merged') for p in ours.store.path.glob('runs/r0/manifest/*'))
     return max(found),asyncio.run(stall(lambda: time.sleep(5)))
 
 def main(folder):
@@ -257,14 +261,12 @@ def main(folder):
     behind = time.perf_counter()-began
     found,others = (ratios(ours, sqlite, q) for q in (QUESTIONS, NOT_SCANS))
     x = lambda f: math.exp(sum(math.log(b/a) for a,b in f.values())/len(f))
-    ids = [o[0] for o in ours.ask(f"SELECT episode_id FROM episodes ORDER BY md5(episode_id) LIMIT 20")]
-    opened = sorted(clock(lambda: ours.store.episode(i)) for i in ids)
+    ids = [o[0] for o in ours.ask("SELECT episode_id FROM episodes ORDER BY md5(episode_id) LIMIT 20")]
+    opened = sorted(clock(lambda: ours.store.episode(o)) for o in ids)
     worst,idle = loop_stall(games, folder)
     line = dict(scan_x_sqlite=x(found), size_x_sqlite=ours.size()/sqlite.size(), open_episode_ms=opened[len(opened)//2], ingest_mb_s=ours.bytes/ours.seconds/1e6,
         loop_stall_ms_max=worst, idle_stall_ms=idle, steps=ours.ask('SELECT count(*) FROM steps')[0][0], mb=ours.size()/1e6, seal_mb_s=ours.bytes/behind/1e6, ingest_x_sqlite=sqlite.seconds/ours.seconds)
-    if '--filter' in sys.argv:
-        from synth_lab.filters import Filter
-        line['filter_to_jsonl_s'] = clock(lambda: Filter().select(ours.store).save(folder/'sft.jsonl'), 1)/1e3
+    line['filter_to_jsonl_s'] = clock(lambda: Filter().select(ours.store).write(folder/'sft.jsonl'), 1)/1e3
     told = lambda f: {k:[round(1e3*a, 1), round(1e3*b, 1)] for k,(a,b) in f.items()}
     print(json.dumps({k:round(v, 2) for k,v in line.items()} | dict(questions=told(found), not_scans=told(others))))
 

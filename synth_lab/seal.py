@@ -6,7 +6,7 @@
 __all__ = ['MERGE_SEALS', 'MERGE_BYTES', 'seal_segment', 'merge_seals', 'Verified']
 
 # %% ../nbs/06a_seal.ipynb #f9b69ebd
-import fcntl, hashlib, os, shutil, time, warnings
+import fcntl, hashlib, math, os, shutil, time, warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -128,7 +128,7 @@ def _damage(
     if lines.exists() and _stamp(lines) != manifest['source']: yield f'{lines} is not what was sealed'
 
 # %% ../nbs/06a_seal.ipynb #0fd68a12
-MERGE_SEALS,MERGE_BYTES = 8,256<<20  # more small seals than this are merged; into seals of at most so many bytes of lines. A quarter of that is small
+MERGE_SEALS,MERGE_BYTES = 4,256<<20  # more seals of a size than this are merged, into seals of at most so many bytes of lines; what has a quarter of that stays
 
 def merge_seals(
     run:Path # the folder of a run
@@ -137,11 +137,15 @@ def merge_seals(
     if not (run/'sealed').exists(): return 0
     with _alone(run):
         manifests = {p.stem:orjson.loads(p.read_bytes()) for p in sorted((run/'manifest').glob('*.json'), key=lambda p: p.stem.split('-')[-1])}
-        small = {k:m for k,m in manifests.items() if k not in _replaced(manifests.values()) and m['source']['bytes'] < MERGE_BYTES//4}
-        if len(small) <= MERGE_SEALS: return 0
-        whole = {k:m for k,m in small.items() if not list(_damage(run/'sealed'/k, m))}
-        for batch in _batches(whole): _publish_seal(run, f'merged-{os.getpid()}-{time.time_ns()}', lambda folder: _merge(run, batch, folder))
-    return len(whole)
+        tiers = {}
+        for k,m in manifests.items():
+            if k not in _replaced(manifests.values()) and m['source']['bytes'] < MERGE_BYTES//4: tiers.setdefault(_tier(m), {})[k] = m
+        whole = [{k:m for k,m in t.items() if not list(_damage(run/'sealed'/k, m))} for t in tiers.values() if len(t) > MERGE_SEALS]
+        batches = [o for t in whole for o in _batches(t) if len(o) > 1]
+        for o in batches: _publish_seal(run, f'merged-{os.getpid()}-{time.time_ns()}', lambda folder: _merge(run, o, folder))
+    return sum(map(len, batches))
+
+def _tier(manifest): return int(math.log(1 + manifest['source']['bytes'], 8))
 
 def _replaced(manifests): return {o for m in manifests for o in m.get('replaces', ())}
 

@@ -95,6 +95,7 @@ def test_a_seal_of_before_a_column_was_there(store):
     assert Store(store.path).rows('SELECT turn, cached, cached_tokens FROM calls') == [dict(turn=1, cached=False, cached_tokens=None)]
 
 def test_rotated_segments_are_sealed_behind_the_writer(store, monkeypatch):
+    merge_at(monkeypatch, 1000)
     monkeypatch.setattr(traces, 'SEGMENT_BYTES', 2000)
     with store.run('r', CONFIG, plan(1)) as w:
         who = begin(w)
@@ -136,6 +137,7 @@ def test_a_segment_whose_writer_lives_is_not_sealed_and_its_run_not_resumed(stor
     with store.run('r', CONFIG, plan(4), resume=True): pass
 
 def test_two_that_seal_at_once_seal_each_segment_once(store, monkeypatch):
+    merge_at(monkeypatch, 1000)
     monkeypatch.setattr(traces, 'SEGMENT_BYTES', 1)
     monkeypatch.setattr(traces.RunWriter, 'rotated', staticmethod(lambda path: None))
     with store.run('r', CONFIG, plan(8)) as w:
@@ -158,10 +160,15 @@ def many_seals(store, n=6):
             w.write('reward', **who, scope='turn', turn=1, name='judge', value=i, source='me')
     with open(live(store)[1], 'ab') as f: f.write(b'{"kind":"call","episode_id":"r:1')
 
+def merge_at(monkeypatch, n):
+    "Merge seals of any size from `n`+1 on"
+    monkeypatch.setattr(seal, 'MERGE_SEALS', n)
+    monkeypatch.setattr(seal, '_tier', lambda manifest: 0)
+
 def names(store, folder): return sorted(p.stem.split('-')[0] for p in store.path.glob(f'runs/r/{folder}/*'))
 
 def test_small_seals_are_merged_into_one_and_read_the_same(store, monkeypatch):
-    monkeypatch.setattr(seal, 'MERGE_SEALS', 5)
+    merge_at(monkeypatch, 5)
     many_seals(store)
     before,reader = everything(store),Store(store.path)
     assert everything(reader) == before and before['torn'] == [dict(run_id='r', lines=66, torn=1)]
@@ -173,7 +180,7 @@ def test_small_seals_are_merged_into_one_and_read_the_same(store, monkeypatch):
     assert duckdb.sql(f"SELECT count(*), count(DISTINCT msg_id) FROM '{next(p for p in files(store, '.parquet') if p.stem == 'messages')}'").fetchall() == [(9, 9)]
 
 def test_what_was_merged_is_merged_again(store, monkeypatch):
-    monkeypatch.setattr(seal, 'MERGE_SEALS', 2)
+    merge_at(monkeypatch, 2)
     many_seals(store, 3)
     store.seal()
     for i in range(3):
@@ -184,8 +191,16 @@ def test_what_was_merged_is_merged_again(store, monkeypatch):
     store.gc()
     assert everything(store) == everything(Store(store.path)) == before and names(store, 'manifest') == ['main', 'merged']
 
+def test_a_large_seal_is_not_written_again_for_small_ones(store):
+    with store.run('r', CONFIG, plan(8), resume=True) as w: call(w, begin(w), thought=ODD)
+    store.seal()
+    for i in range(1, 7):
+        with store.run('r', CONFIG, plan(8), resume=True) as w: call(w, begin(w, i))
+        store.seal(), store.gc()
+    assert names(store, 'sealed') == ['main', 'main', 'merged'] and len(store.rows('FROM calls')) == 7
+
 def test_a_merge_has_a_largest_size(store, monkeypatch):
-    monkeypatch.setattr(seal, 'MERGE_SEALS', 2)
+    merge_at(monkeypatch, 2)
     many_seals(store)
     sizes = [p.stat().st_size for p in live(store)]
     monkeypatch.setattr(seal, 'MERGE_BYTES', 4*max(sizes)+4)
@@ -198,10 +213,11 @@ def test_a_merge_has_a_largest_size(store, monkeypatch):
     assert store.seal() == 0 and len(names(store, 'sealed')) == 2
 
 def test_a_damaged_seal_is_not_merged(store, monkeypatch):
+    merge_at(monkeypatch, 1000)
     many_seals(store)
     store.seal()
     store.gc()
-    monkeypatch.setattr(seal, 'MERGE_SEALS', 2)
+    merge_at(monkeypatch, 2)
     bad = next(p for p in files(store, '.parquet') if p.stem == 'steps')
     data = bytearray(bad.read_bytes())
     data[len(data)//2] ^= 1
@@ -212,7 +228,7 @@ def test_a_damaged_seal_is_not_merged(store, monkeypatch):
 
 MERGE = '''
 from synth_lab import seal
-seal.MERGE_SEALS = 2
+seal.MERGE_SEALS,seal._tier = 2,lambda m: 0
 store = Store(sys.argv[1])
 for n in range(16):
     with store.run('r', CONFIG, plan(200), resume=True) as w:
@@ -241,13 +257,14 @@ def test_readers_see_every_row_once_while_seals_are_merged_and_deleted(store):
 
 @pytest.mark.parametrize('where', ['tables', 'files', 'rename', 'renamed', 'manifest', 'published', 'delete', 'deleted', 'deleted 2', 'deleted 3', 'deleted 9'])
 def test_a_merger_that_is_killed_loses_nothing_and_leaves_nothing(store, where, monkeypatch):
+    merge_at(monkeypatch, 1000)
     many_seals(store)
     store.seal()
     before = everything(store)
-    p = script(KILL.replace('store.seal()', 'seal.MERGE_SEALS = 2; store.seal()'), store.path, where)
+    p = script(KILL.replace('store.seal()', 'seal.MERGE_SEALS = 2; seal._tier = lambda m: 0; store.seal()'), store.path, where)
     assert p.communicate(timeout=60) == ('', '') and p.returncode == -signal.SIGKILL
     assert everything(store) == everything(Store(store.path)) == before
-    monkeypatch.setattr(seal, 'MERGE_SEALS', 2)
+    merge_at(monkeypatch, 2)
     store.seal()
     store.gc()
     assert everything(store) == everything(Store(store.path)) == before and store.verify().ok
@@ -315,7 +332,7 @@ def test_three_writers_killed_twice_each_while_readers_read_and_seals_go_on(stor
                 os.kill(p.pid, signal.SIGKILL)
                 acked[n] += map(int, p.stdout.read().split())
                 p.communicate()
-        assert seen == sorted(seen) and len(list(store.path.glob('runs/r/manifest/*'))) > 3
+        assert seen == sorted(seen) and 'merged' in names(store, 'manifest')
     store.seal()
     store.gc()
     all_acked = sorted(i for o in acked.values() for i in o if i >= 0)
