@@ -108,7 +108,8 @@ def _turns(calls):
 # %% ../nbs/06d_labels.ipynb #c956cc86
 _ASKED = dict(
     episode=f'SELECT e.* FROM episodes e WHERE status IN {_FINAL} AND ({{}}) ORDER BY run_id, episode_id',
-    turn='SELECT * EXCLUDE (raw, keyframe) FROM calls WHERE list_contains(?, episode_id) AND verdict IS NOT NULL ORDER BY run_id, episode_id, turn')
+    turn="""SELECT * EXCLUDE (raw, keyframe) FROM calls WHERE episode_id BETWEEN ? AND ? AND list_contains(?, episode_id) AND verdict IS NOT NULL
+        ORDER BY run_id, episode_id, turn""")  # the bounds let a sealed file be read in part
 
 def _given(
     fn,      # a judge
@@ -132,8 +133,9 @@ def _judged(self:Store, fn, name, scope, where):
     episodes = self.rows(_ASKED['episode'].format(where))
     if not episodes: raise StoreError(f'no finished episode where {where}', 'the table `episodes` says what there is')
     attempts = {e['episode_id']:e['attempt'] for e in episodes}
-    ids = list(attempts)
-    asked = episodes if scope == 'episode' else chain.from_iterable(self._now(_ASKED['turn'], ids[k:k+100]) for k in range(0, len(ids), 100))
+    ids = sorted(attempts)
+    parts = (ids[k:k+100] for k in range(0, len(ids), 100))
+    asked = episodes if scope == 'episode' else chain.from_iterable(self._now(_ASKED['turn'], o[0], o[-1], o) for o in parts)
     return [dict(run_id=r['run_id'], episode_id=r['episode_id'], attempt=r['attempt'], scope=scope, turn=r['turn'] if scope == 'turn' else None, name=k, value=v)
         for r in asked for k,v in _given(fn, r, name).items()]
 
