@@ -158,6 +158,12 @@ def test_planted_secrets_stay_out(store, tmp_path, monkeypatch):
     assert [p.reason for p in validate(tmp_path/'raw.jsonl').problems] == ['holds what looks like a secret key']
 
 
+def test_a_secret_among_turns_without_thoughts_stays_out(store, monkeypatch):
+    add_run(store, 'mixed', [{'turns_': [dict(thought=None), dict(thought='the word is opensesame'), dict(thought=None, tools=[interact_many(8)])]}])
+    monkeypatch.setenv('SOME_PASSWORD', 'opensesame')
+    assert [r['messages'][-1].get('content') for r in Filter(runs='mixed').select(store).rows()] == [None, 'the word is [redacted]', None]
+
+
 def test_two_writes_are_the_same_bytes_and_the_card_knows_them(store, tmp_path):
     import hashlib
     s = Filter(min_achievements=1).select(store)
