@@ -24,9 +24,12 @@ test: .venv/installed
 oracle: .venv/installed
 	ORACLE_STEPS=520000 .venv/bin/python -m pytest -q tests/test_oracle.py
 
-# How much faster than upstream; each script prints one line of JSON
+# Ratios against what else one would use; each script prints one line of JSON, all of them take about ten minutes
 bench: .venv/installed
 	.venv/bin/python bench/world.py
+	.venv/bin/python bench/rollout.py
+	.venv/bin/python bench/faults.py
+	.venv/bin/python bench/traces.py
 
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed
