@@ -24,6 +24,7 @@ from .labels import EpisodeTrace
 from .live import screen
 from .metrics import Paired, costs, episodes_needed, paired, summary
 from .policies import list_models
+from .preflight import GRPOPreflight, SFTPreflight, preflight_grpo, preflight_sft
 from .replays import Film, Rerun, film, fork, rerun
 from .rollout import Run, rollout, rollout_sync, stream
 from .seal import Verified
@@ -253,6 +254,24 @@ def filter(self:Lab,
     "Choose episodes; the selection explains itself and writes the fine-tuning file"
     return Filter(**rules).select(self.store)
 
+# %% ../nbs/15_lab.ipynb #51938d5a
+@patch
+def preflight_sft(self:Lab,
+    dataset, # a fine-tuning file
+    **how    # keywords of `synth_lab.preflight.preflight_sft`
+)->SFTPreflight:
+    "What a chat template would make of a fine-tuning file, before anybody pays"
+    return preflight_sft(dataset, **how)
+
+@patch
+def preflight_grpo(self:Lab,
+    reward:str='return', # the column of `episodes` that would be learned from
+    **where              # values of columns of `episodes`
+)->GRPOPreflight:
+    "Which groups of episodes would teach anything"
+    return preflight_grpo(_only(self.episodes, where), reward)
+
+# %% ../nbs/15_lab.ipynb #40d2d00a
 @patch
 def sft(self:Lab,
     dataset, # a fine-tuning file
