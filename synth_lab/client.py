@@ -347,6 +347,7 @@ def _connect(endpoint):
     proxy = _proxy(url)
     return AiohttpTransport(verify=_tls() if url.scheme == 'https' or proxy else False, limits=unlimited, proxy=proxy) # plain HTTP has nothing to verify
 
+# %% ../nbs/04_client.ipynb #8b72fbde
 class Pool(NamedTuple):
     "What a client has in one event loop"
     transport:httpx.AsyncBaseTransport
@@ -400,6 +401,7 @@ class AsyncInferenceClient:
 
     def __repr__(self): return f'{type(self).__name__}({self.endpoint.name} at {self.endpoint.url})'
 
+# %% ../nbs/04_client.ipynb #9fe25511
 @patch
 def _pool(self:AsyncInferenceClient):
     "The transport and the gate in the running loop"

@@ -13,6 +13,9 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np, pandas as pd
+from jinja2 import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from .core import LabError, did_you_mean
 from .rows import Problem, RowError, find_dialect, problem_table, place, read_lines, to_trl
@@ -49,28 +52,23 @@ _MARKS = [(re.compile(r'\{%(-?) *generation *(-?)%\}'), _ON), (re.compile(r'\{%(
 def _refuse(why): raise ValueError(why)
 
 def _environment():
-    "Jinja as chat templates expect it, and its error"
-    try:
-        from jinja2 import TemplateError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
-    except ImportError: raise PreflightError('a chat template is a program in Jinja, which is not installed', 'pip install jinja2') from None
+    "Jinja as chat templates expect it"
     env = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     env.filters['tojson'] = lambda o, ensure_ascii=False, **how: json.dumps(o, ensure_ascii=ensure_ascii, **how)
     env.globals |= dict(raise_exception=_refuse, strftime_now=lambda how: datetime.now().strftime(how))
-    return env,TemplateError
+    return env
 
 def _jinja(source, **names):
     "A template as a function of messages, tools, and whether an answer is to follow; that raises `ValueError`"
-    env,error = _environment()
     for mark,sign in _MARKS: source = mark.sub(rf"{{{{\1 '{sign}' \2}}}}", source)
-    try: compiled = env.from_string(source, names)
-    except error as e: raise PreflightError(f'the chat template cannot be read: {e}', 'give the source that the model comes with') from None
+    try: compiled = _environment().from_string(source, names)
+    except TemplateError as e: raise PreflightError(f'the chat template cannot be read: {e}', 'give the source that the model comes with') from None
     def render(messages, tools, more):
         try: return compiled.render(messages=messages, tools=tools, add_generation_prompt=more)
-        except error as e: raise ValueError(e) from None
+        except TemplateError as e: raise ValueError(e) from None
     return render
 
+# %% ../nbs/09a_preflight.ipynb #ac5ccfb7
 def _unmarked(text):
     "A rendered text without marks, and where they were: (from, to) of each answer; None without any"
     spans,parts,at = [],re.split(f'([{_ON}{_OFF}])', text),0

@@ -353,6 +353,7 @@ def _said(o):
     text = said if isinstance(said, str) else ''.join(p.get('text', '') for p in said if isinstance(p, dict))
     return text + ''.join(c['function']['name'] + c['function']['arguments'] for c in o['tool_calls']) if o.get('tool_calls') else text
 
+# %% ../nbs/08b_rows.ipynb #2a395b46
 def part(
     message,         # a message, or a list of tools, in OpenAI's format
     count:Callable,  # text → number of its tokens
