@@ -206,8 +206,7 @@ def read(self:Agent,
     body:dict # of a chat completions response
 )->Reply: # never raises
     "The model's reply in `body`"
-    used = read_usage(body.get('usage'))['completion_tokens']
-    cut = None not in (used, self.max_tokens) and used >= self.max_tokens
+    cut = self.max_tokens is not None and (read_usage(body.get('usage'))['completion_tokens'] or 0) >= self.max_tokens
     return read_reply((body.get('choices') or [None])[0], self.max_actions, cut)
 
 # %% ../nbs/05_agent.ipynb #9d5ee511
@@ -258,6 +257,6 @@ async def turn(
     sent = agent.payload(memory, obs_text, seed, image)
     if client.endpoint.in_process: sent['logprobs'] = True
     body,attempts = await (client.post(sent) if deadline is None else client.post(sent, deadline=deadline))
-    choice,usage = body['choices'][0],body.get('usage')
-    reply,cost = agent.read(body), client.cost(agent.model, usage) if attempts else 0.
-    return Turn(sent, body, attempts, reply, read_usage(usage), action_logprobs(choice, reply.actions), cost)
+    usage,reply = read_usage(body.get('usage')),agent.read(body)
+    cost = client.cost(agent.model, usage) if attempts else 0.
+    return Turn(sent, body, attempts, reply, usage, action_logprobs(body['choices'][0], reply.actions), cost)
