@@ -1,6 +1,6 @@
 """The rollout engine, traces on, against a shared plain httpx.AsyncClient driven by hand; prints one JSON line
 
-64 episodes at once, full history, two actions a call; the server answers from a process of its own. The loop by hand sends the same conversations and does nothing
+64 episodes at once, full history, two actions a call; the server answers from a process of its own, but for engine_ceiling, where it shares ours. The loop by hand sends the same conversations and does nothing
 else: no world, no trace, no retry. Each round measures every figure once, the two sides in turn; the line holds the medians of the rounds.
 
 engine_ceiling, http_ceiling: calls a second, as a share of what a server with 50 ms latency allows (64 / 50 ms), in process and over loopback HTTP; httpx_ceiling is the loop by hand
@@ -98,7 +98,7 @@ def one_round(quick, slow):
     "The figures of one round"
     hand_fast,(fast,cpu) = hand(quick),engine(base_url=quick)
     long_cpu = engine(4*TURNS, base_url=quick)[1]
-    hand_slow,(http,_),(here,_) = hand(slow),engine(base_url=slow),engine(app=mock(latency=LATENCY))
+    hand_slow,(http,_),(here,_) = hand(slow),engine(base_url=slow),engine(app=mock(latency=LATENCY, plays=['move_left', 'do']))
     return dict(engine_ceiling=here/CEILING, http_ceiling=http/CEILING, httpx_ceiling=hand_slow/CEILING, calls_per_s_x_httpx=fast/hand_fast, calls_per_s=fast,
         cpu_ms_per_call=cpu, cpu_x_40_turns=long_cpu/cpu)
 
