@@ -37,9 +37,12 @@ class Rerun:
         return f'`{self.episode["episode_id"]}`: {self.steps} of {self.episode["steps"]} steps, {told}'
 
 def _plan(store, episode_id):
-    "What was planned of an episode, with its run's config; raises `RolloutError`"
-    plan = store.rows('SELECT p.*, config FROM planned p JOIN run_files USING (run_id) WHERE episode_id = ?', episode_id)
-    if plan: return plan[0]
+    "What was planned of an episode, with its run's config; raises `RolloutError` when there is none, or none that can be played again"
+    plan = store.rows('SELECT p.*, config, provenance FROM planned p JOIN run_files USING (run_id) WHERE episode_id = ?', episode_id)
+    if plan:
+        if absent := (orjson.loads(plan[0]['provenance'] or '{}').get('imported') or {}).get('absent'):
+            raise RolloutError(f'`{episode_id}` was imported: {absent}', 'what is there of it can be read: store.episode shows it')
+        return plan[0]
     ids = [o['episode_id'] for o in store.rows('SELECT episode_id FROM planned')]
     near = did_you_mean(episode_id, ids) if len(ids) < 20 else 'lab.sql("SELECT episode_id FROM episodes") lists them'
     raise RolloutError(f'no episode `{episode_id}` in {store.path.name}', near)
