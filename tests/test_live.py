@@ -41,6 +41,21 @@ def test_who_waits_why_and_for_how_long_stands_before_all_else(monkeypatch):
     live.ended(EpisodeEvent('r', 'r:2:0', 2, 'done', 1, ()))
     assert 'wait' not in live.line and 'asks' not in live.line and '<td style="text-align:left">nobody</td>' in panel_html(live)
 
+def test_the_text_that_stays_says_that_the_cost_is_unknown_and_counts_what_was_before():
+    live = Live('m', 2)
+    live.used(12, .02)
+    live.turn(turn())
+    assert (live.calls, live.tokens, str(live)) == (1, 24, 'm: 0/2 episodes · 2 calls, $0.0300')
+    live.used(None, None)
+    assert str(live) == 'm: 0/2 episodes · 3 calls, cost unknown'
+
+def test_a_resumed_run_counts_all_its_calls(tmp_path, monkeypatch):
+    told = []
+    monkeypatch.setattr('synth_lab.live._eyes', lambda live: (lambda: None, lambda: told.append(str(live))))
+    for n,how in ((3, {}), (6, dict(resume=True))):
+        run = asyncio.run(rollout(Store(tmp_path/'lab'), Dice(), Agent('dice'), range(2), run_id='r', max_turns=6, concurrency=1, cost_limit=n/1000, **how))
+    assert told == ['dice: 2/2 episodes, 2 cancelled · 3 calls, $0.0030', 'dice: 2/2 episodes, 1 cancelled · 0.00 achievements an episode · 6 calls, $0.0060'] and run.episodes.calls.sum() == 6
+
 def test_nothing_in_the_panel_is_markup():
     live = Live('m', 2)
     live.turn(turn(episode_id='<b>r</b>', verdict='<i>odd</i>'))
@@ -64,17 +79,44 @@ from test_rollout import *
 run = {door}(Store({lab!r}), Dice(lambda n, p: asyncio.sleep(.05)), Agent('dice'), range(8), run_id='r', max_turns=6, concurrency=4)
 '''
 
-@pytest.mark.parametrize('door', ['await rollout', 'rollout_sync'])
-def test_a_notebook_has_a_panel_while_it_runs_and_a_text_afterwards(tmp_path, door):
+def heard_in_a_notebook(code):
+    "What a cell with `code` sends, up to the end of the cell"
     manager = pytest.importorskip('jupyter_client.manager')
     kernel,client = manager.start_new_kernel(kernel_name='python3')
     try:
-        client.execute(PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door=door))
+        client.execute(code)
         heard = []
         while not heard or (heard[-1]['msg_type'], heard[-1]['content'].get('execution_state')) != ('status', 'idle'): heard.append(client.get_iopub_msg(timeout=60))
     finally:
         client.stop_channels()
         kernel.shutdown_kernel(now=True)
+    return heard
+
+BROKEN = '''
+import sys; sys.path.insert(0, {here!r})
+from test_rollout import *
+lab = Store({lab!r})
+def broken(e): raise ZeroDivisionError('mine')
+def refused(n, p): raise AuthError('no', status=401)
+'''
+
+@pytest.mark.parametrize('call', ['await rollout(lab, Dice(refused), {how})', 'rollout_sync(lab, Dice(refused), {how})', 'async for o in stream(lab, Dice(refused), {how}): pass',
+    'await rollout(lab, Dice(), {how}, on_turn=broken)', 'rollout_sync(lab, Far(), {how}, on_turn=broken, processes=2)'])
+def test_an_error_of_a_run_is_one_of_the_cell(tmp_path, call):
+    "Not a text on stderr, which is all that a notebook makes of an error whose context is a group"
+    heard = heard_in_a_notebook(BROKEN.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab')) + call.format(how="Agent('dice'), range(2), max_turns=3"))
+    assert [o['content']['ename'] for o in heard if o['msg_type'] == 'error'] == ['AuthError' if 'refused' in call else 'ZeroDivisionError']
+    assert not [o for o in heard if o['msg_type'] == 'stream']
+
+def test_a_stream_that_is_left_leaves_a_text_before_its_cell_ends(tmp_path):
+    code = PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door='stream').replace('run = ', 'async for o in ')
+    heard = heard_in_a_notebook(code.rstrip() + ': break')
+    left, = [o['content']['data'] for o in heard if o['msg_type'] == 'update_display_data']
+    assert re.fullmatch(r'dice: 0/8 episodes · \d calls, \$0.00\d0', left['text/markdown']) and 'application/vnd.jupyter.widget-view+json' not in left
+
+@pytest.mark.parametrize('door', ['await rollout', 'rollout_sync'])
+def test_a_notebook_has_a_panel_while_it_runs_and_a_text_afterwards(tmp_path, door):
+    heard = heard_in_a_notebook(PLAYED.format(here=os.path.dirname(__file__), lab=str(tmp_path/'lab'), door=door))
     said = [(o['msg_type'], o['content'].get('data')) for o in heard]
     shown, = [data for kind,data in said if kind == 'display_data']
     assert shown['text/markdown'] == 'dice: 0/8 episodes · 0 calls' and 'application/vnd.jupyter.widget-view+json' in shown
