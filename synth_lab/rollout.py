@@ -212,6 +212,7 @@ class Spent:
     mine:int=0       # the row of this process
 
     def add(self, part:float|None):
+        if self.limit is None: return
         known,dearest,n,unknown = row = self.rows[self.mine]
         row[:] = (known, dearest, n, unknown+1) if part is None else (known+part, max(dearest, part), n+1, unknown)
 
