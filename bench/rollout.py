@@ -49,12 +49,13 @@ def engine(turns=TURNS, **where):
 
 async def by_hand(url, turns):
     "What people write first: one shared client, a gather, the history in a list"
+    agent = Agent('mock')
     async with httpx.AsyncClient(timeout=60, limits=httpx.Limits(max_connections=None)) as http:
         async def episode(seed):
-            messages = [dict(role='system', content=Agent('mock').system)]
+            messages = [dict(role='system', content=agent.system)]
             for n in range(turns):
                 messages.append(dict(role='user', content=OBSERVATION))
-                body = orjson.dumps(dict(model='mock', messages=messages, tools=Agent('mock').tools, seed=seed*turns+n))
+                body = orjson.dumps(dict(model='mock', messages=messages, tools=agent.tools, seed=seed*turns+n))
                 reply = await http.post(f'{url}/chat/completions', content=body, headers={'content-type':'application/json'})
                 message = orjson.loads(reply.content)['choices'][0]['message']
                 messages += [message, *(dict(role='tool', tool_call_id=o['id'], content='Done.') for o in message['tool_calls'])]
