@@ -267,14 +267,15 @@ def call(self:RunWriter,
 def _message(self:RunWriter, message, lines):
     "The id of `message` (or of a list of tool schemas) as JSON; its line is added to `lines` when it is new"
     if id(message) in self._known: return self._known[id(message)][1]
-    data = _dump(_map_images(message, self._to_blob))
+    data = _dump(kept := _map_images(message, self._to_blob))
     if (sent := _hash(data)) not in self._seen:
         body = _clean(data, self._keys)
         self._seen[sent] = id_ = sent if body is data else _hash(body)
         role = 'tools' if isinstance(message, list) else message.get('role')
         lines.append(_dump(dict(kind='message', msg_id=id_, role=role, body=body.decode())) + b'\n')
-    self._known[id(message)] = message,f'"{self._seen[sent]}"'.encode()  # orjson's bytes would hold a buffer of 4 kB each
-    return self._known[id(message)][1]
+    named = f'"{self._seen[sent]}"'.encode()  # orjson's bytes would hold a buffer of 4 kB each
+    if kept is message: self._known[id(message)] = message,named  # one with pictures would keep them all in memory
+    return named
 
 def _hash(data): return base64.b64encode(hashlib.blake2b(data, digest_size=12).digest()).decode()
 

@@ -1,5 +1,5 @@
 "What the notebook on traces should not carry: broken files, full disks, killed writers, readers and writers at once"
-import asyncio, os, signal, subprocess, sys, threading, time
+import asyncio, base64, os, signal, subprocess, sys, threading, time, weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import orjson, pytest
@@ -322,6 +322,19 @@ def test_a_message_is_known_as_an_object_and_by_its_content(store):
     bodies = {o['msg_id']:orjson.loads(o['body'])['content'] for o in store.rows('SELECT * FROM messages')}
     assert [bodies[o['prompt_ids'][0]] for o in rows] == ['hi']*3 + ['ho'] + [str(n) for n in range(5, 50)]
     assert store.rows("SELECT count(*) AS n FROM events WHERE kind = 'message'") == [dict(n=47)]
+
+def test_a_picture_that_was_sent_is_not_kept_in_memory(store):
+    class Message(dict): __slots__ = ('__weakref__',)
+    picture = 'data:image/png;base64,' + base64.b64encode(b'\x89PNG\r\n\x1a\n' + bytes(100)).decode()
+    sent = Message(role='user', content=[dict(type='image_url', image_url=dict(url=picture))])
+    gone = weakref.ref(sent)
+    with store.run('r', CONFIG, plan(1)) as w:
+        who = begin(w)
+        for turn in (1, 2): w.call([sent], **who, turn=turn)
+        del sent
+        assert gone() is None
+    ids = {i for o in store.rows('SELECT prompt_ids FROM calls') for i in o['prompt_ids']}
+    assert len(ids) == 1 and store.message(*ids)['content'][0]['image_url']['url'] == picture
 
 def test_tokens_and_cache_hits_of_older_segments_are_null_and_false(store):
     use = dict(cached_tokens=90, cache_write_tokens=10, reasoning_tokens=5, cached=True)
