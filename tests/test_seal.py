@@ -59,7 +59,7 @@ def test_what_was_sealed_reads_as_what_was_written(store):
 def test_a_reply_is_stored_without_its_thought_only_when_it_can_be_put_together_again(store):
     odd_run(store)
     store.seal()
-    found = duckdb.sql(f"SELECT turn, raw IS NULL AS cut FROM read_parquet({[str(p) for p in files(store, '.parquet') if p.stem == 'calls']}) "
+    found = duckdb.connect().sql(f"SELECT turn, raw IS NULL AS cut FROM read_parquet({[str(p) for p in files(store, '.parquet') if p.stem == 'calls']}) "
         "WHERE episode_id = 'r:4:0' AND turn BETWEEN 2 AND 4 ORDER BY turn").fetchall()
     assert found == [(2, False), (3, True), (4, False)]
 
@@ -86,7 +86,7 @@ def test_a_seal_of_before_a_column_was_there(store):
     store.seal()
     store.gc()
     p, = [p for p in files(store, '.parquet') if p.stem == 'calls']
-    duckdb.execute(f"COPY (SELECT * EXCLUDE (cached, cached_tokens) FROM '{p}') TO '{p}.new' (FORMAT parquet)")
+    duckdb.connect().execute(f"COPY (SELECT * EXCLUDE (cached, cached_tokens) FROM '{p}') TO '{p}.new' (FORMAT parquet)")
     os.replace(f'{p}.new', p)
     m, = store.path.glob('runs/r/manifest/*.json')
     manifest = orjson.loads(m.read_bytes())
@@ -177,7 +177,7 @@ def test_small_seals_are_merged_into_one_and_read_the_same(store, monkeypatch):
     assert store.verify().ok
     assert store.gc() > 0 and names(store, 'manifest') == names(store, 'sealed') == ['merged'] and names(store, 'live') == []
     assert everything(store) == everything(reader) == everything(Store(store.path)) == before and store.gc() == 0
-    assert duckdb.sql(f"SELECT count(*), count(DISTINCT msg_id) FROM '{next(p for p in files(store, '.parquet') if p.stem == 'messages')}'").fetchall() == [(9, 9)]
+    assert duckdb.connect().sql(f"SELECT count(*), count(DISTINCT msg_id) FROM '{next(p for p in files(store, '.parquet') if p.stem == 'messages')}'").fetchall() == [(9, 9)]
 
 def test_what_was_merged_is_merged_again(store, monkeypatch):
     merge_at(monkeypatch, 2)
