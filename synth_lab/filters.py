@@ -23,7 +23,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from . import __version__
 from .core import _PREFIXES, LabError, did_you_mean, digest, key_values, now, publish, redact, sync_folder
 from .labels import label_text
-from .rows import DIALECTS, find_dialect, part, row_problems, sound, validate
+from .rows import DIALECTS, find_dialect, part, row_problems, sound
 from .tools import Reply, tool_messages
 from .traces import Store, StoreError, _map_images
 from .world import ACHIEVEMENTS

@@ -11,7 +11,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from itertools import chain
 from numbers import Real
-from pathlib import Path
 
 import numpy as np, orjson, pandas as pd
 from fastcore.basics import patch
