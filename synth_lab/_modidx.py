@@ -1020,6 +1020,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'synth_lab.traces._may_hold_key': ('traces.html#_may_hold_key', 'synth_lab/traces.py'),
                                   'synth_lab.traces._open_db': ('traces.html#_open_db', 'synth_lab/traces.py'),
                                   'synth_lab.traces._quoted': ('traces.html#_quoted', 'synth_lab/traces.py'),
+                                  'synth_lab.traces._read_json': ('traces.html#_read_json', 'synth_lab/traces.py'),
                                   'synth_lab.traces._read_labels': ('traces.html#_read_labels', 'synth_lab/traces.py'),
                                   'synth_lab.traces._readable': ('traces.html#_readable', 'synth_lab/traces.py'),
                                   'synth_lab.traces._short': ('traces.html#_short', 'synth_lab/traces.py'),

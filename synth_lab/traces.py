@@ -422,12 +422,19 @@ _VIEWS |= dict(
 SCHEMA_VERSION = 2  # 1: segments of lines only, and no column for cached tokens, which read as NULL. 2: seals that may replace others
 _LAYOUT = {'runs', 'blobs', 'labels.sqlite', 'models', 'datasets', 'files', 'jobs', 'cache.sqlite', 'cache.sqlite-wal', 'cache.sqlite-shm'}
 
+def _read_json(path, key):
+    "What the file at `path` holds; raises `StoreError` unless that is an object with `key`"
+    try: found = orjson.loads(path.read_bytes())
+    except orjson.JSONDecodeError: found = None
+    if isinstance(found, dict) and key in found: return found
+    raise StoreError(f'{path} is damaged: expected a JSON object with `{key}`', 'put the file back from a copy; nothing else of the lab was touched')
+
 def _check_lab(path):
     "Raise a `StoreError` unless `path` is a lab, or can become one"
     if path.exists() and not path.is_dir(): raise StoreError(f'{path} is a file; a lab is a folder', 'give the folder that holds lab.json')
     names = sorted(p.name for p in path.iterdir() if p.name[0] != '.') if path.exists() else []
     if 'lab.json' in names:
-        if (found := orjson.loads((path/'lab.json').read_bytes())['schema']) > SCHEMA_VERSION:
+        if (found := _read_json(path/'lab.json', 'schema')['schema']) > SCHEMA_VERSION:
             raise StoreError(f'{path} was written by a newer synth_lab: schema {found}, this one reads {SCHEMA_VERSION}', 'pip install -U synth_lab')
     elif strange := [o for o in names if o not in _LAYOUT]:
         near = [p for p in (path.parent, *path.iterdir()) if (p/'lab.json').is_file()]
@@ -679,11 +686,13 @@ def join(self:Store,
 def _claim(self:Store, folder, spec, resume):
     "Write `run.json`, or see that the one that is there may go on; whether it is new; the run is held"
     if new := not (folder/'run.json').exists():
+        if any((folder/'live').glob('*.jsonl')) or (folder/'manifest').exists():
+            raise StoreError(f'{folder} holds traces, but its run.json is gone', 'put run.json back from a copy, or take another run_id')
         if not (self.path/'lab.json').exists(): publish(self.path/'lab.json', orjson.dumps(dict(schema=SCHEMA_VERSION, created_at=now())))
         head = dict(schema=SCHEMA_VERSION, run_id=folder.name, created_at=now(), provenance=provenance())
         publish(folder/'run.json', orjson.dumps(head | spec, option=orjson.OPT_INDENT_2))
     elif not resume: raise StoreError(f'run `{folder.name}` exists in {self.path}', 'pass resume=True to go on with it, or take another run_id')
-    else: _check_same(orjson.loads((folder/'run.json').read_bytes()), spec)
+    else: _check_same(_read_json(folder/'run.json', 'config'), spec)
     return new
 
 # %% ../nbs/06_traces.ipynb #36da2414

@@ -486,3 +486,17 @@ def test_killed_writers_lose_nothing_that_was_acknowledged(store):
         WHERE status = 'done' AND e.seed <= ? GROUP BY ALL ORDER BY e.seed""", acked[-1])
     assert [o['seed'] for o in rows] == acked[1:] and {(o['calls'], o['turns']) for o in rows} == {(5, 5)}
     assert store.rows('SELECT count(*) AS n FROM segments') == [dict(n=3)]
+
+def test_a_damaged_lab_json_is_named(store):
+    with store.run('r', CONFIG, plan(1)): pass
+    (store.path/'lab.json').write_text('{"schema"')
+    with pytest.raises(StoreError, match='lab.json is damaged.*from a copy'): Store(store.path)
+
+@pytest.mark.parametrize('text, said', [('{"config"', 'run.json is damaged'), (None, 'its run.json is gone')])
+def test_a_run_whose_description_is_lost_is_not_played_into(store, text, said):
+    with store.run('r', CONFIG, plan(1)) as w: call(w, begin(w), 1)
+    file = store.path/'runs'/'r'/'run.json'
+    file.write_text(text) if text else file.unlink()
+    lines = [p.read_bytes() for p in live(store)]
+    with pytest.raises(StoreError, match=said): Store(store.path).run('r', CONFIG, plan(1), resume=True)
+    assert [p.read_bytes() for p in live(store)] == lines
