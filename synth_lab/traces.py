@@ -682,6 +682,7 @@ def join(self:Store,
     if not (folder/'run.json').exists(): raise StoreError(f'there is no run `{run_id}` in {self.path}', 'open it with `Store.run` before others join it')
     return RunWriter(folder, worker, hold=False, secrets=secrets)
 
+# %% ../nbs/06_traces.ipynb #5204d57e
 @patch
 def _claim(self:Store, folder, spec, resume):
     "Write `run.json`, or see that the one that is there may go on; whether it is new; the run is held"
