@@ -339,13 +339,27 @@ def _proxy(url):
     if kind in ('http', 'https'): return httpx.Proxy(address)
     raise ClientError(f'the proxy for {url.scheme} is of a kind that cannot be used: {kind}', f'set {url.scheme}_proxy to an HTTP proxy, or no_proxy={url.host}')
 
-def _connect(endpoint):
+def _connect(endpoint, timeout):
     "A transport to `endpoint` for the running loop"
     if endpoint.in_process: return httpx.ASGITransport(pkgutil.resolve_name(endpoint.app) if isinstance(endpoint.app, str) else endpoint.app)
-    unlimited = httpx.Limits(max_connections=0, keepalive_expiry=30) # the gate limits
     url = httpx.URL(endpoint.url)
     proxy = _proxy(url)
-    return AiohttpTransport(verify=_tls() if url.scheme == 'https' or proxy else False, limits=unlimited, proxy=proxy) # plain HTTP has nothing to verify
+    tls = _tls() if url.scheme == 'https' or proxy else False # plain HTTP has nothing to verify
+    return _Transport(tls, client=lambda: _session(tls, timeout, proxy))
+
+def _session(tls, timeout, proxy):
+    "Connections, as many as the gate lets through; no cookie of one reply goes along with the requests of others"
+    where = dict(proxy=str(proxy.url), proxy_auth=proxy.auth and aiohttp.BasicAuth(*proxy.auth)) if proxy else {}
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=30, ssl=tls), cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False, timeout=aiohttp.ClientTimeout(sock_connect=min(timeout, 10)), **where)
+
+class _Transport(AiohttpTransport):
+    "Reads a body at once, unless the request asks for a stream"
+    async def handle_async_request(self, request):
+        if 'stream' in request.extensions: return await super().handle_async_request(request)
+        self.client = self.get_client()
+        async with self.client.request(request.method, str(request.url), headers=request.headers, data=request.content or None, allow_redirects=False) as r:
+            return httpx.Response(r.status, headers=r.raw_headers, content=await r.read())
 
 # %% ../nbs/04_client.ipynb #8b72fbde
 class Pool(NamedTuple):
@@ -408,7 +422,7 @@ def _pool(self:AsyncInferenceClient):
     loop = asyncio.get_running_loop()
     if loop not in self._pools:
         _close({o:self._pools.pop(o) for o in [*self._pools] if o.is_closed()})
-        self._pools[loop] = Pool(_connect(self.endpoint), _gate(self.endpoint, self.settings.limits.concurrency))
+        self._pools[loop] = Pool(_connect(self.endpoint, self.settings.limits.timeout), _gate(self.endpoint, self.settings.limits.concurrency))
     return self._pools[loop]
 
 @patch(as_prop=True)
@@ -454,7 +468,8 @@ TLS_FIXES = {aiohttp.ClientConnectorCertificateError: 'set SSL_CERT_FILE to a fi
 @patch
 def _lost(self:AsyncInferenceClient, e):
     "The error that a lost connection is"
-    cause,url = e.__cause__ or e,self.endpoint.url # httpx-aiohttp calls a refused connection a timeout; its cause is the error that aiohttp saw
+    cause = e if isinstance(e, aiohttp.ClientError) else e.__cause__ or e # of a stream: httpx-aiohttp calls a refused connection a timeout; its cause is the error that aiohttp saw
+    url = self.endpoint.url
     if isinstance(e, TimeoutError) or isinstance(cause, (TimeoutError, httpx.TimeoutException)):
         return EndpointSlow(f'{url} did not answer within {self.settings.limits.timeout:g} s', FIXES[EndpointSlow])
     tls = next((v for k,v in TLS_FIXES.items() if isinstance(cause, k)), None)
@@ -497,11 +512,9 @@ async def _attempt(self:AsyncInferenceClient, call, ready):
 
 # %% ../nbs/04_client.ipynb #6111ea88
 @patch
-def _request(self:AsyncInferenceClient, method, path, content=b''):
+def _request(self:AsyncInferenceClient, method, path, content=b'', **extensions):
     "A request with what all of them share; as a stream, since httpx takes 18 µs to look at content"
-    timeout = self.settings.limits.timeout
-    timeouts = dict(connect=min(timeout, 10), read=timeout)
-    request = httpx.Request(method, self._urls[path], headers=self._headers, stream=httpx.ByteStream(content), extensions=dict(timeout=timeouts))
+    request = httpx.Request(method, self._urls[path], headers=self._headers, stream=httpx.ByteStream(content), extensions=extensions)
     request.read()
     return request
 
@@ -719,7 +732,9 @@ async def stream(self:AsyncInferenceClient,
 ): # an async iterator of chunks, `Completion` each; it and its beginning raise a `ClientError`
     "Ask the model once, and get its reply as it is written"
     sent = orjson.dumps(self.endpoint.dialect.request(payload) | dict(stream=True))
-    call = Call(self._request('POST', '/chat/completions', sent), [], payload.get('model'))
+    timeout = self.settings.limits.timeout
+    asked = self._request('POST', '/chat/completions', sent, stream=True, timeout=dict(connect=min(timeout, 10), read=timeout))
+    call = Call(asked, [], payload.get('model'))
     async def start(call, ready):
         chunks = self._chunks(call, ready)
         try: return await anext(chunks),chunks

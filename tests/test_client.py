@@ -538,7 +538,7 @@ def test_certificates_are_read_only_where_they_are_needed(monkeypatch):
     for name in ('http_proxy', 'HTTP_PROXY', 'all_proxy', 'ALL_PROXY', 'no_proxy', 'NO_PROXY'): monkeypatch.delenv(name, raising=False)
     read = []
     monkeypatch.setattr(room, '_tls', lambda: read.append(1) or ssl.create_default_context())
-    async def connect(url): room._connect(AsyncInferenceClient(base_url=url).endpoint)
+    async def connect(url): room._connect(AsyncInferenceClient(base_url=url).endpoint, 10)
     asyncio.run(connect('http://127.0.0.1:9/v1'))
     assert read == []
     asyncio.run(connect('https://127.0.0.1:9/v1'))
