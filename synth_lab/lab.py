@@ -26,11 +26,12 @@ from .metrics import Paired, costs, episodes_needed, paired, summary
 from .policies import list_models
 from .preflight import GRPOPreflight, SFTPreflight, preflight_grpo, preflight_sft
 from .replays import Film, Rerun, film, fork, rerun
+from .rl import rl
 from .rollout import Run, rollout, rollout_sync, stream
 from .seal import Verified
 from .serve import create_app
 from .traces import SCHEMA, Store
-from .train import Trained, rl, sft
+from .train import Trained, sft
 from .view import format, look
 from .world import World
 
@@ -283,7 +284,7 @@ def sft(self:Lab,
 @patch
 def rl(self:Lab,
     start:str, # model id to go on from
-    **how      # keywords of `synth_lab.train.rl`
+    **how      # keywords of `synth_lab.rl.rl`
 )->Trained:
     "Reinforcement learning from `start`, with a live line; the new model is in this lab from then on"
     told,(show,close) = ['RL'],screen()
