@@ -4,20 +4,28 @@ from dataclasses import replace
 import numpy as np, pytest
 from hypothesis import given, settings, strategies as st
 
-from synth_lab.view import CENTRE, Observation, ObservationError, canonical, effect, format, look, missing, nearest, parse
-from synth_lab.world import ACHIEVEMENTS, ACTIONS, CODE, COW, ITEMS, KINDS, LAVA, RIGHT, ROW, World, cell, lay, relocate
+from synth_lab.core import digest
+from synth_lab.view import (CENTRE, FAR, MEMORABLE, Memory, Observation, ObservationError, Remembered, canonical, effect, format, look, missing, nearest, observe,
+    parse)
+from synth_lab.world import ACHIEVEMENTS, ACTIONS, AREA, CODE, COW, ITEMS, KINDS, LAVA, RIGHT, ROW, World, cell, column_row, lay, relocate
 
 settings.register_profile('repeatable', derandomize=True, deadline=None, database=None)
 settings.load_profile('repeatable')
 
 vital = st.integers(0, 9)
 words = st.text(st.characters(codec='utf-8', exclude_characters=';\n', exclude_categories=('Cs',)), max_size=30)
+far = st.integers(-FAR, FAR)
+remembered = st.builds(Remembered,
+    st.dictionaries(st.sampled_from(MEMORABLE), st.tuples(far, far).filter(any)).map(
+        lambda d: tuple((kind,*at) for kind,at in sorted(d.items(), key=lambda o: abs(o[1][0])+abs(o[1][1])))),
+    st.dictionaries(st.sampled_from(['left','right','up','down']), st.integers(1, FAR)).map(lambda d: tuple(sorted((n,side) for side,n in d.items()))))
 observations = st.builds(Observation, step=st.integers(0, 10_000), limit=st.integers(1, 10_000), health=vital, food=vital, drink=vital, energy=vital,
     inventory=st.dictionaries(st.sampled_from(ITEMS), st.integers(1, 9)).map(lambda d: tuple((o,d[o]) for o in ITEMS if o in d)),
     facing=st.sampled_from(['left','right','up','down']), grid=st.lists(st.integers(0, len(KINDS)-1), min_size=63, max_size=63).map(bytes),
     daylight=st.integers(0, 100).map(lambda o: o/100), sleeping=st.booleans(),
     achievements=st.lists(st.sampled_from(ACHIEVEMENTS), unique=True).map(tuple),
-    last=st.lists(st.tuples(st.sampled_from(ACTIONS), words), max_size=8).map(tuple)).map(lambda o: replace(o, limit=max(o.step, o.limit)))
+    last=st.lists(st.tuples(st.sampled_from(ACTIONS), words), max_size=8).map(tuple), remembered=st.none() | remembered).map(
+    lambda o: replace(o, limit=max(o.step, o.limit)))
 
 @given(observations)
 def test_the_text_of_any_observation_reads_back_equal(obs): assert parse(format(obs)) == obs
@@ -68,6 +76,74 @@ def test_the_view_at_the_edge_is_void_and_reads_back():
         obs = look(world, 200)
         assert 'void' in obs.rows[0] + obs.rows[-1] and 'x void' in format(obs)
         assert parse(format(obs)) == obs
+
+def test_without_a_memory_the_text_is_what_it_always_was():
+    world,texts = World(seed=11),[]
+    for i in range(150):
+        texts.append(format(look(world, 200)))
+        if not world.done: world.step(i*7 % 17)
+    assert digest(texts) == 'd036e94653f3'
+
+PLAIN = replace(look(World(seed=1), 200), remembered=Remembered((('water',3,-12), ('iron',0,30)), ((1,'left'), (8,'up'))))
+
+@pytest.mark.parametrize('change', [('water 12 up 3 right', 'water 3 right 12 up'), ('water 12 up 3 right', 'water 40 right'), ('water 12', 'sand 12'), ('12 up', '12 on'),
+    ('iron 30', 'water 30'), ('12 up 3 right', '90 up'), ('1 left, 8 up', '8 up, 1 left'), ('1 left', '1 north'), ('1 left, 8 up', '1 left, 8 left'),
+    ('water 12 up 3 right', 'water 012 up 3 right'), ('out of view', 'in view'), ('unexplored: ', 'explored: ')])
+def test_a_memory_that_contradicts_itself_is_refused(change):
+    text = format(PLAIN)
+    assert change[0] in text and parse(text) == PLAIN
+    with pytest.raises(ObservationError): parse(text.replace(*change))
+
+def wander(seed, steps, corner=None):
+    "A memory, its world, and what a plain book-keeper has seen of it: (column, row) → kind"
+    world,memory,book,random = World(seed=seed),Memory(),{},np.random.RandomState(seed)
+    if corner and world.game.shown[cell(*corner)] < COW: relocate(world.game, world.player, cell(*corner))
+    for _ in range(steps):
+        world.player.health,way = 9,random.randint(1, 5)
+        for _ in range(random.randint(1, 9)): world.step(way)
+        obs = observe(world, 10_000, memory)
+        x,y = column_row(world.player.pos)
+        book |= {(x+i-4, y+j-3):kind for j,row in enumerate(obs.rows) for i,kind in enumerate(row)}
+        yield obs,book,(x,y)
+
+# the view is remembered at the end of each walk only, so there are holes in what was seen
+@pytest.mark.parametrize('seed, corner', [(3, None), (4, (3, 3)), (5, (60, 61))])
+def test_the_nearest_remembered_place_is_that_of_a_plain_search(seed, corner):
+    for obs,book,(x,y) in wander(seed, 60, corner):
+        away = {}
+        for (i,j),kind in book.items():
+            n = abs(i-x) + abs(j-y)
+            if kind in MEMORABLE and n <= FAR and (abs(i-x) > 4 or abs(j-y) > 3): away[kind] = min(n, away.get(kind, n))
+        assert {kind:abs(dx)+abs(dy) for kind,dx,dy in obs.remembered.places} == away
+        assert all(book[x+dx,y+dy] == kind for kind,dx,dy in obs.remembered.places)
+        for n,side in obs.remembered.unexplored:
+            dx,dy = dict(left=(-1,0), right=(1,0), up=(0,-1), down=(0,1))[side]
+            edge = lambda n: [(x+dx*(n+4)+abs(dy)*o, y+dy*(n+3)+abs(dx)*o) for o in (range(-4, 5) if dy else range(-3, 4))]
+            unseen = lambda n: [o for o in edge(n) if o not in book]
+            assert unseen(n) and not any(0 <= i < AREA[0] and 0 <= j < AREA[1] for m in range(1, n) for i,j in unseen(m))
+
+def test_nothing_is_new_beyond_the_end_of_the_world():
+    world,memory = World(seed=4),Memory()
+    relocate(world.game, world.player, next(cell(x,y) for x in range(3) for y in range(3) if world.game.shown[cell(x,y)] < COW))
+    assert {side for _,side in observe(world, 200, memory).remembered.unexplored} == {'right', 'down'}
+
+def test_a_memory_knows_differences_and_no_places():
+    here,there = Memory(),Memory()
+    for obs,_,(x,y) in wander(6, 30):
+        here.see(obs.grid, (x,y))
+        there.see(obs.grid, (x+1000,y-77))
+        assert here.recall() == there.recall() == obs.remembered
+
+def test_a_tree_that_was_cut_is_forgotten_and_one_out_of_sight_is_not():
+    memory,grass = Memory(),[CODE['grass']]*63
+    def seen(column, **cells): return memory.see(bytes(CODE[cells[f'c{i}']] if f'c{i}' in cells else o for i,o in enumerate(grass)), (column, 0))
+    seen(0, c27='tree', c28='tree')
+    seen(2)  # c27 and c28 are at -4 and -3, now -6 and -5: out of view
+    assert ('tree',-5,0) in memory.recall().places
+    seen(1, c27='tree')  # the nearer one is a meadow now, as c27 shows the tree at -4+1
+    seen(1)
+    seen(2)
+    assert ('tree',-6,0) in memory.recall().places
 
 def _supplied(world, random):
     "Hand out items and put useful things around the player"
