@@ -34,8 +34,8 @@ from .client import AuthError, BadRequest, ClientError, ContextLength, EndpointD
 from .core import LabError, digest, new_id, now, redact
 from .live import EpisodeEvent, Live, TurnEvent, half_width, leave, nobody_looks, on_screen
 from .traces import RunWriter, Store, StoreError
-from .view import effect, format, look
-from .world import ACTIONS, World, difficulty_of
+from .view import Memory, effect, format, look
+from .world import ACTIONS, World, column_row, difficulty_of
 
 # %% ../nbs/07_rollout.ipynb #d238a399
 class RolloutError(LabError): "A rollout was asked for something that it cannot do"
@@ -53,10 +53,11 @@ _NOTHING = dict(calls=0, input_tokens=0, output_tokens=0, cost_usd=0.)
 class Episode:
     "One game under way"
     plan:dict          # episode_id, seed, sample
-    config:dict        # the run's: difficulty, rules, rng, length, max_turns
+    config:dict        # the run's: difficulty, rules, rng, length, max_turns, agent
     attempt:int=1      # times it was begun from its first step
     started_at:str=field(default_factory=now)
     memory:list=field(default_factory=list)      # the `TurnMemory`s that the agent may still look at
+    seen:Memory|None=None                        # of an agent with a memory
     turns:int=0
     rewards:list=field(default_factory=list)     # one a step
     unlocks:list=field(default_factory=list)     # (achievement, step)
@@ -67,6 +68,13 @@ class Episode:
         c = self.config
         self.world = World(self.plan['seed'], difficulty=rules_of(c), length=c['length'], rng=c['rng'])
         self.obs = look(self.world, c['length'])
+        if c.get('agent', {}).get('memory'):
+            self.seen = Memory()
+            self._see()
+            self.obs = replace(self.obs, remembered=self.seen.recall())
+
+    def _see(self):
+        if self.seen: self.seen.see(self.obs.grid, column_row(self.world.player.pos))
 
     @property
     def who(self): return dict(episode_id=self.plan['episode_id'], attempt=self.attempt)
@@ -87,10 +95,11 @@ def act(self:Episode,
     for name in actions:
         _,reward,terminated,truncated,info = self.world.step(ACTIONS.index(name))
         before,self.obs = self.obs,look(self.world, self.config['length'])
+        self._see()
         rows.append(dict(step=self.world.step_count, action=name, effect=effect(before, name, self.obs), reward=reward, unlocked=list(info['unlocked']),
             health=self.obs.health, terminated=terminated, truncated=truncated))
         if self.world.done: break
-    self.obs = replace(self.obs, last=tuple((o['action'], o['effect']) for o in rows))
+    self.obs = replace(self.obs, last=tuple((o['action'], o['effect']) for o in rows), remembered=self.seen and self.seen.recall())
     self.turns += 1
     self.rewards += [o['reward'] for o in rows]
     self.unlocks += [(a, o['step']) for o in rows for a in o['unlocked']]

@@ -12,10 +12,11 @@ from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, Clien
 from synth_lab.core import LabError
 from synth_lab.imports import import_rollout
 from synth_lab.metrics import mean_ci, summary
-from synth_lab.replays import film, fork, rerun
+from synth_lab.replays import film, fork, rerun, seen
 from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync, stream
 from synth_lab.traces import Store, StoreError
-from synth_lab.world import ACTIONS, DIFFICULTIES, World, WorldError
+from synth_lab.view import Memory, look, observe, parse
+from synth_lab.world import ACTIONS, DIFFICULTIES, World, WorldError, column_row
 
 HARD = DIFFICULTIES['hard']
 
@@ -368,7 +369,8 @@ def test_keys_in_prompts_and_replies_do_not_reach_the_disk(store, monkeypatch):
 
 # Going on
 
-@pytest.mark.parametrize('agent', [Agent('dice'), Agent('dice', history=2), Agent('dice', history='full')])
+@pytest.mark.parametrize('agent', [Agent('dice'), Agent('dice', history=2), Agent('dice', history='full'), Agent('dice', memory=True),
+    Agent('dice', history='full', memory=True)])
 def test_a_resumed_episode_sends_what_it_would_have_sent(tmp_path, agent):
     "Also across unusable replies, which the next prompt must mention"
     odd = lambda n, p: reply(['jump']) if p['seed'] % 3 == 0 else None
@@ -401,7 +403,8 @@ KILLED = '''
 from test_rollout import *
 async def slow(n, p): await asyncio.sleep(.02); print(n, flush=True)
 how = dict(max_turns=6, concurrency=5, resume=True)
-if sys.argv[2] == 'play': play(Store(sys.argv[1]), Dice(slow), range(8), **how)
+agent = Agent('dice', memory=sys.argv[2] == 'memory')
+if sys.argv[2] != 'sync': play(Store(sys.argv[1]), Dice(slow), range(8), agent, **how)
 else: rollout_sync(Store(sys.argv[1]), Dice(slow), Agent('dice'), range(8), run_id='r', **how)
 '''
 
@@ -650,6 +653,52 @@ def test_a_stream_that_is_left_raises_what_the_run_had_raised(store):
         await asyncio.sleep(.05)
         await events.aclose()
     with pytest.raises(AuthError, match='key revoked'): asyncio.run(read())
+
+# Memory
+
+def told(sent): return parse(sent['messages'][-1]['content']).remembered
+
+def test_an_agent_with_a_memory_is_told_what_came_into_view_at_every_step(store):
+    dice = Dice()
+    play(store, dice, [3], Agent('dice', memory=True), max_turns=30)
+    world,memory = World(3, length=200),Memory()
+    actions = iter(store.rows('SELECT actions FROM calls ORDER BY turn'))
+    for o in dice.sent:
+        assert told(o) == observe(world, 200, memory).remembered
+        for name in next(actions)['actions']:
+            world.step(ACTIONS.index(name))
+            memory.see(world.window(), column_row(world.player.pos))
+    assert told(dice.sent[-1]).places and told(dice.sent[0]).places == ()
+
+def test_a_memory_changes_two_lines_of_the_prompt_and_nothing_else(tmp_path):
+    plain,remembering = Dice(),Dice()
+    runs = [play(Store(tmp_path/o.model), client, [3], o, max_turns=20) for o,client in ((Agent('dice'), plain), (Agent('dice-2', memory=True), remembering))]
+    assert runs[0].episodes.final_hash.tolist() == runs[1].episodes.final_hash.tolist()
+    for a,b in zip(plain.sent, remembering.sent):
+        text,longer = a['messages'][-1]['content'].split('\n'),b['messages'][-1]['content'].split('\n')
+        assert [o for o in longer if not o.startswith(('remembered, ', 'unexplored: '))] == text and len(longer) == len(text)+2
+        assert b['messages'][0]['content'].startswith(a['messages'][0]['content'])
+
+def test_after_kill_9_an_agent_remembers_what_it_had_seen(store):
+    "The process dies in the middle of four episodes; what is sent afterwards is what would have been sent"
+    p = child(store, 'memory')
+    for _ in range(29): p.stdout.readline()
+    p.kill()
+    p.communicate()
+    straight,after,agent = Dice(),Dice(),Agent('dice', memory=True)
+    play(store, after, range(8), agent, resume=True)
+    play(Store(store.path.parent/'whole'), straight, range(8), agent)
+    sent = {(o['seed'], o['messages'][-1]['content']) for o in straight.sent}
+    assert 0 < len(after.sent) < len(straight.sent) and {(o['seed'], o['messages'][-1]['content']) for o in after.sent} < sent
+    assert all(told(o) for o in after.sent) and any(told(o).places for o in after.sent) and once(store)
+
+def test_a_memory_at_any_step_of_a_trace_is_that_of_the_agent(store):
+    dice,id = Dice(),'r:3:0'
+    run = play(store, dice, [3], Agent('dice', memory=True), max_turns=12)
+    assert rerun(store, id).exact and run.episodes.status.tolist() == ['done'] and len(film(store, id, 63)) == run.episodes.steps[0]+1
+    for turn,o in enumerate(dice.sent): assert seen(store, id, 5*turn).recall() == told(o)
+    assert observe(fork(store, id, 20), 200, seen(store, id, 20)) == replace(look(fork(store, id, 20), 200), remembered=told(dice.sent[4]))
+    with pytest.raises(RolloutError, match='has steps 0 to'): seen(store, id, 500)
 
 # Pictures
 
