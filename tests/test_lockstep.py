@@ -49,7 +49,7 @@ def test_what_is_kept_is_what_each_world_alone_gives(seed):
     x, slept, died = follow(games, seeds, 230)
     assert slept > 50 and 1 < died < 12
     never = [name for name, *_ in FEATURE_SPEC if not block(x, name).any()]
-    assert set(never) <= {'near'}  # a random player builds no table
+    assert set(never) <= {'near', 'affordable'}  # a random player seldom builds a table
 
 
 def test_a_good_player_sees_the_same():
