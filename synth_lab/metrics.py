@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['OUTCOMES', 'TAILS', 'MetricsError', 'tally', 'finished', 'Estimate', 'resample_means', 'mean_ci', 'wilson',
-           'unlocked', 'success_rates', 'crafter_score', 'score_ci', 'summary', 'ratio_ci', 'costs', 'Paired', 'paired',
-           'power_of', 'episodes_needed']
+           'unlocked', 'success_rates', 'crafter_score', 'score_ci', 'summary', 'correlation', 'judge_scores',
+           'ratio_ci', 'costs', 'Paired', 'paired', 'power_of', 'episodes_needed']
 
 # %% ../nbs/08_metrics.ipynb #fb41b321
 from dataclasses import dataclass
@@ -187,12 +187,64 @@ def _row(episodes):
         unusable=e.unusable.sum()/replies if replies else np.nan, cost_usd=_cost(episodes))
 
 def summary(
-    episodes:pd.DataFrame, # rows of the `episodes` table, all statuses
-    by='model'             # column, or list of columns, to tell groups apart
+    episodes:pd.DataFrame,     # rows of the `episodes` table, all statuses
+    by='model',                # column, or list of columns, to tell groups apart
+    rewards:pd.DataFrame=None  # rows of the `rewards` table: adds three columns for each judge, see `judge_scores`
 )->pd.DataFrame: # one row a group: counts, then means over the `n` episodes that count, with 95 % intervals
     "How good each group of episodes is, how sure that is, and what was left out"
-    return _grouped(episodes, by, _row, ['status', 'seed', 'achievements', 'n_achievements', 'return', 'turns', 'steps', 'calls', 'unusable',
+    table = _grouped(episodes, by, _row, ['status', 'seed', 'achievements', 'n_achievements', 'return', 'turns', 'steps', 'calls', 'unusable',
         'input_tokens', 'output_tokens', 'cost_usd'])
+    return table if rewards is None else table.join(_judge_columns(judge_scores(episodes, rewards, by)))
+
+# %% ../nbs/08_metrics.ipynb #e74b1640
+def _constant(v): return np.ptp(v) <= 1e-12*max(1., np.abs(v).max())
+
+def correlation(
+    x,           # (n,) numbers, one an episode
+    y,           # (n,) numbers
+    worlds=None  # (n,) seeds of the episodes; left out, every episode counts as a world of its own
+)->Estimate|None: # None when there are not two episodes, or one side does not vary; of less than 4 worlds without an interval
+    "Pearson's r with a 95 % interval by Fisher's z (Fisher 1921)"
+    x, y = (np.asarray(o, float) for o in (x, y))
+    if np.isnan(x).any() or np.isnan(y).any(): raise MetricsError('values are missing', 'leave episodes without a score out')
+    if len(x) < 2 or _constant(x) or _constant(y): return None
+    r, g = float(np.clip(np.corrcoef(x, y)[0, 1], -1, 1)), len(x) if worlds is None else len(np.unique(worlds))
+    with np.errstate(divide='ignore'): z = np.arctanh(r)
+    half = ndtri(TAILS[1])/np.sqrt(g-3) if g > 3 else np.nan
+    return Estimate(r, float(np.tanh(z-half)), float(np.tanh(z+half)), len(x))
+
+# %% ../nbs/08_metrics.ipynb #da2aeb17
+def _one_score(done, given, of):
+    "What one score says of the episodes that count"
+    both = done.merge(given, on='episode_id')
+    m, r = mean_ci(both.value, both.seed), correlation(both.value, both[of], both.seed) or Estimate(*[np.nan]*3, 0)
+    return dict(n=m.n, missing=len(done)-m.n, mean=m.value, lo=m.lo, hi=m.hi, r=r.value, r_lo=r.lo, r_hi=r.hi)
+
+def judge_scores(
+    episodes:pd.DataFrame, # rows of the `episodes` table, all statuses
+    rewards:pd.DataFrame,  # rows of the `rewards` table; those of the world are passed over
+    by='model',            # column, or list of columns, to tell groups apart
+    of:str='return'        # the column that `r` compares with
+)->pd.DataFrame: # index (group, judge, score, scope); `n`, `missing`, `mean`, `lo`, `hi`, and Pearson's `r`, `r_lo`, `r_hi`, NaN where nothing varies
+    "What each judge says of each group, and how that goes with the return"
+    by = [by] if isinstance(by, str) else list(by)
+    keys, rows = ['judge', 'score', 'scope'], []
+    mine = _need(rewards, ['episode_id', 'scope', 'name', 'value', 'source']).query("source != 'env' and scope != 'step'")
+    given = mine.rename(columns=dict(source='judge', name='score')).groupby([*keys, 'episode_id'], as_index=False).value.mean()
+    for k, g in _need(episodes, [*by, 'episode_id', 'status', 'seed', of]).groupby(by, sort=False, dropna=False):
+        for j, o in given[given.episode_id.isin(g.episode_id)].groupby(keys):
+            rows.append(dict(zip([*by, *keys], [*k, *j])) | _one_score(finished(g), o[['episode_id', 'value']], of))
+    if not rows: raise MetricsError('no judge scored these episodes', 'call one, such as `LocalJudge(fn)(store, run_id)`')
+    return pd.DataFrame(rows).set_index([*by, *keys])
+
+
+def _judge_columns(scores):
+    "The totals of `scores`, with one row a group and three columns a judge"
+    s = scores.reset_index(['judge', 'score', 'scope'])
+    s = s[s.judge == s.score]
+    parts = [o.drop(columns=['judge', 'score', 'scope'])[['mean', 'n', 'r']].set_axis([name, f'{name}_n', f'{name}_r'], axis=1)
+        for (j, scope), o in s.groupby(['judge', 'scope']) for name in [j if s[s.judge == j].scope.nunique() == 1 else f'{j} ({scope})']]
+    return pd.concat(parts, axis=1) if parts else scores.groupby(level=list(range(scores.index.nlevels-3)), sort=False).first()[[]]
 
 # %% ../nbs/08_metrics.ipynb #d520b4b5
 def ratio_ci(
