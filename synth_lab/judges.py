@@ -45,7 +45,7 @@ class _Part(BaseModel):
     model_config = ConfigDict(extra='forbid', frozen=True)
     def __init__(self, **values):
         try: super().__init__(**values)
-        except ValidationError as e: raise _misfit(type(self), e.errors()[0], values) from None
+        except ValidationError as e: raise _misfit(type(self), min(e.errors(), key=lambda o: o['type'] != 'extra_forbidden'), values) from None # a typo explains what is missing
 
 class Criterion(_Part):
     "One thing that is judged, from 0 to 1"
