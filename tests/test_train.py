@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from synth_lab import train as T
-from synth_lab.policies import features, imagine, init_weights, load_policy, logits
+from synth_lab.policies import FEATURE_HASH, features, imagine, init_weights, load_policy, logits
+from synth_lab.rows import DIALECTS
 from synth_lab.view import effect, format, look
 from synth_lab.world import ACTIONS, World
 
@@ -95,17 +96,73 @@ def test_every_action_of_a_call_becomes_an_example(tmp_path):
     assert data.sha256 == hashlib.sha256((tmp_path/'d.jsonl').read_bytes()).hexdigest()
 
 
+def count(rejected): return {k: v['count'] for k, v in rejected.items()}
+
+
+def lines(rejected): return {k: v['lines'] for k, v in rejected.items()}
+
+
 def test_what_gives_no_example_is_named_and_counted(tmp_path):
     obs = look(World(7, length=200), 200)
     good = row(obs, ['noop'])
     blind = dict(messages=[dict(role='user', content='hello'), good['messages'][-1]])
     mute = dict(messages=[*good['messages'][:2], dict(role='assistant', content='I wait')])
     open_end = dict(messages=good['messages'][:2])
-    data = T.read_examples(write(tmp_path/'d.jsonl', [good, row(obs, ['do', 'noop', 'noop']), row(obs, ['fly']), blind, mute, open_end, '{"messages"', '[]']))
-    assert data.rejected == {'actions behind an uncertain outcome': 2, 'rows whose call is invalid_action': 1, 'rows without an observation': 1,
-        'rows whose call is no_call': 1, 'rows that do not end on an answer': 2, 'rows that are not JSON': 1}
+    context = dict(messages=[*good['messages'][:2], good['messages'][2] | dict(weight=0)])
+    rows = [good, row(obs, ['do', 'noop', 'noop']), row(obs, ['fly']), blind, mute, open_end, context, '{"messages"', '[]', dict(messages=3), dict(messages=[3]), '']
+    data = T.read_examples(write(tmp_path/'d.jsonl', [*rows, *[blind]*8]))
+    assert count(data.rejected) == {'actions behind an uncertain outcome': 2, 'answers whose call is invalid_action': 1, 'answers without an observation': 9,
+        'answers whose call is no_call': 1, 'rows without an answer': 1, 'rows whose answers all have weight 0': 1, 'rows that are not JSON': 2, 'rows that are no conversation': 3}
+    assert lines(data.rejected) == {'actions behind an uncertain outcome': [2], 'answers whose call is invalid_action': [3], 'answers without an observation': [4, 13, 14, 15, 16],
+        'answers whose call is no_call': [5], 'rows without an answer': [6], 'rows whose answers all have weight 0': [7], 'rows that are not JSON': [8, 12],
+        'rows that are no conversation': [9, 10, 11]}
     assert data.row.tolist() == [0, 1]
-    with pytest.raises(T.TrainError, match="holds no example.*'rows without an observation': 1"): T.read_examples(write(tmp_path/'e.jsonl', [blind]))
+    with pytest.raises(T.TrainError, match=r'holds no example: 1 answers without an observation \(line 1\)'): T.read_examples(write(tmp_path/'e.jsonl', [blind]))
+    with pytest.raises(T.TrainError, match='holds no example: it is empty'): T.read_examples(write(tmp_path/'f.jsonl', []))
+
+
+@pytest.mark.parametrize('dialect', DIALECTS)
+def test_a_row_of_many_turns_teaches_its_trainable_answers_in_every_dialect(tmp_path, dialect):
+    turns, tool = expert_rows(3)[:6], dict(role='tool', tool_call_id='c', content='Done.')
+    def window(learned):
+        said = [(m['messages'][1], m['messages'][2] | ({} if i in learned else dict(weight=0)), tool) for i, m in enumerate(turns)]
+        return dict(messages=[turns[0]['messages'][0], *[m for o in said for m in o][:-1]])
+    one_by_one = T.read_examples(write(tmp_path/'a.jsonl', turns[3:]))
+    data = T.read_examples(write(tmp_path/'b.jsonl', [DIALECTS[dialect].row(window({3, 4, 5}))]))
+    assert data.rejected == one_by_one.rejected and (data.x == one_by_one.x).all() and (data.y == one_by_one.y).all() and not data.row.any() and not data.game.any()
+    if dialect == 'trl': return  # its completions are learned as a whole
+    data, want = T.read_examples(write(tmp_path/'c.jsonl', [DIALECTS[dialect].row(window({1, 4}))])), T.read_examples(write(tmp_path/'d.jsonl', [turns[1], turns[4]]))
+    assert (data.x == want.x).all() and (data.y == want.y).all()
+
+
+def test_a_picture_beside_the_text_does_not_hide_it(tmp_path):
+    plain = row(look(World(7, length=200), 200), ['noop'])
+    parts = [dict(type='text', text=plain['messages'][1]['content']), dict(type='image_url', image_url=dict(url='data:image/png;base64,AAAA'))]
+    seen = dict(messages=[plain['messages'][0], dict(role='user', content=parts), plain['messages'][2]])
+    assert (T.read_examples(write(tmp_path/'a.jsonl', [seen])).x == T.read_examples(write(tmp_path/'b.jsonl', [plain])).x).all()
+
+
+def test_an_answer_is_read_with_the_observation_right_before_it(tmp_path):
+    "Not with an older one, when its own message shows none"
+    a, b = expert_rows(3)[:2]
+    blind = dict(role='user', content='what now?')
+    data = T.read_examples(write(tmp_path/'a.jsonl', [dict(messages=[*a['messages'], blind, b['messages'][2]])]))
+    assert (data.y == T.read_examples(write(tmp_path/'b.jsonl', [a])).y).all() and count(data.rejected)['answers without an observation'] == 1
+
+
+@pytest.mark.parametrize('share', [.1, .25, .5])
+def test_no_game_is_cut_in_two(lab, share):
+    data = T.read_examples(lab[1])
+    train, val = T._held_back(data, share)
+    assert data.game.max() == 9 and not set(data.game[train]) & set(data.game[val]) and sorted([*train, *val]) == list(range(len(data.y)))
+    assert abs(len(val)/len(data.y) - share) < .06 and set(data.game[val]) == set(range(data.game[val[0]], 10))
+
+
+def test_one_game_alone_is_not_cut(tmp_path):
+    data = write(tmp_path/'d.jsonl', expert_rows(3))
+    run = T.sft(data, tmp_path/'models', epochs=2, val_split=.3)
+    assert run.metrics['held_back'] == 0 and 'val_loss' not in run.curves[0] and run.metrics['examples'] == len(T.read_examples(data).y)
+    with pytest.raises(T.TrainError, match='patience needs games that are held back'): T.sft(data, tmp_path/'models', epochs=2, patience=1)
 
 
 def test_fine_tuning_learns_to_imitate(lab):
@@ -118,10 +175,71 @@ def test_fine_tuning_learns_to_imitate(lab):
     assert tuned.model.startswith('ft:student:job_') and tuned.folder.parent == models
 
 
-def test_the_same_seed_gives_the_same_weights(lab):
+def weights(models, run): return load_policy(run.model, models).weights
+
+
+def equal(a, b): return a.keys() == b.keys() and all((a[k] == b[k]).all() for k in a)
+
+
+def test_the_same_seed_gives_the_same_weights(lab, tmp_path):
     models, dataset, tuned = lab
-    same, other = T.sft(dataset, models, epochs=12), T.sft(dataset, models, epochs=12, seed=1)
+    same, other = T.sft(dataset, tmp_path, epochs=12), T.sft(dataset, tmp_path, epochs=12, seed=1)
     assert same.model == tuned.model and same.curves == tuned.curves and other.model != tuned.model
+    assert equal(weights(tmp_path, same), weights(models, tuned)) and not equal(weights(tmp_path, other), weights(models, tuned))
+
+
+def test_the_curves_say_what_the_weights_do(lab, tmp_path):
+    models, dataset, tuned = lab
+    rows, data = [], T.read_examples(dataset)
+    assert T.sft(dataset, tmp_path, epochs=12, on_update=rows.append).curves == rows == tuned.curves
+    assert [list(o) for o in rows] == [['epoch', 'loss', 'accuracy', 'val_loss', 'val_accuracy']]*12 and [o['epoch'] for o in rows] == list(range(1, 13))
+    train, val = T._held_back(data, .1)
+    z = logits(weights(models, tuned), data.x)
+    assert rows[-1]['val_accuracy'] == (z[val].argmax(-1) == data.y[val]).mean() and np.isclose(rows[-1]['val_loss'], T.cross_entropy(z[val], data.y[val])[0])
+    assert abs(rows[-1]['accuracy'] - (z[train].argmax(-1) == data.y[train]).mean()) < .1  # it is measured while the weights move
+    assert (tuned.metrics['examples'], tuned.metrics['held_back']) == (len(train), len(val))
+    json.dumps(rows)
+
+
+def test_patience_keeps_the_best_weights_and_stops(lab, tmp_path):
+    models, dataset, _ = lab
+    full = T.sft(dataset, tmp_path, epochs=60)
+    best = min(full.curves, key=lambda o: o['val_loss'])['epoch']
+    early = T.sft(dataset, tmp_path, epochs=60, patience=4)
+    assert early.curves == full.curves[:len(early.curves)] and len(early.curves) == early.metrics['epoch']+4 < 60 and early.metrics['epoch'] <= best
+    data = T.read_examples(dataset)
+    val = T._held_back(data, .1)[1]
+    assert T.cross_entropy(logits(weights(tmp_path, early), data.x[val]), data.y[val])[0] == early.metrics['val_loss'] < full.curves[-1]['val_loss']
+
+
+def stop_after(n):
+    def stop(row):
+        if row['epoch'] == n: raise KeyboardInterrupt
+    return stop
+
+
+@pytest.mark.parametrize('patience', [None, 2])
+def test_a_stopped_training_goes_on_to_the_same_weights(lab, tmp_path, patience):
+    dataset, how = lab[1], dict(epochs=20, lr=2e-2, patience=patience, job='x')
+    whole = T.sft(dataset, tmp_path/'whole', **how)
+    assert len(whole.curves) < 20 if patience else len(whole.curves) == 20
+    for n in (1, 2, 4, len(whole.curves)):
+        with pytest.raises(KeyboardInterrupt): T.sft(dataset, tmp_path/'parts', state=tmp_path/'state', on_update=stop_after(n), **how)
+        assert not (tmp_path/'parts').exists()
+    parts = T.sft(dataset, tmp_path/'parts', state=tmp_path/'state', **how)
+    assert parts.curves == whole.curves and parts.metrics == whole.metrics and parts.model == whole.model == 'ft:student:job_x'
+    assert equal(weights(tmp_path/'parts', parts), weights(tmp_path/'whole', whole)) and not (tmp_path/'state').exists()
+
+
+def test_a_state_of_another_call_is_refused_by_what_differs(lab, tmp_path):
+    models, dataset, tuned = lab
+    with pytest.raises(KeyboardInterrupt): T.sft(dataset, tmp_path, epochs=5, state=tmp_path/'state', on_update=stop_after(3))
+    other = write(tmp_path/'other.jsonl', [r for seed in range(2) for r in expert_rows(seed)])
+    for call, said in ((dict(seed=1), 'seed was 0, is 1'), (dict(lr=.1), 'lr was 0.003, is 0.1'), (dict(base=tuned.model), 'base was .student., is .ft:'), (dict(hidden=16), 'hidden was 128')):
+        with pytest.raises(T.TrainError, match=said): T.sft(dataset, models if 'base' in call else tmp_path, state=tmp_path/'state', **dict(epochs=5) | call)
+    with pytest.raises(T.TrainError, match='data_sha256 was'): T.sft(other, tmp_path, epochs=5, state=tmp_path/'state')
+    (tmp_path/'state'/'state.safetensors').write_bytes(b'half a file')
+    with pytest.raises(T.TrainError, match='cannot be read'): T.sft(dataset, tmp_path, epochs=5, state=tmp_path/'state')
 
 
 def test_a_checkpoint_says_where_it_comes_from(lab):
@@ -129,7 +247,9 @@ def test_a_checkpoint_says_where_it_comes_from(lab):
     config = load_policy(tuned.model, models).config
     assert config['data_sha256'] == hashlib.sha256(dataset.read_bytes()).hexdigest()
     assert (config['parent'], config['base'], config['seed'], config['epochs']) == ('student', 'student', 0, 12)
-    assert config['curves'] == tuned.curves
+    assert config['curves'] == tuned.curves and config['metrics'] == tuned.metrics and config['kind'] == 'student' and config['features'] == FEATURE_HASH
+    jobs = T.sft(dataset, models, epochs=1, job='job_7', extra=dict(promoted=False))
+    assert jobs.model == 'ft:student:job_7' and load_policy(jobs.model, models).config['promoted'] is False and 'promoted' not in config
     more = T.sft(dataset, models, base=tuned.model, epochs=1, lr=1e-4)
     assert load_policy(more.model, models).config['parent'] == tuned.model and more.model.startswith('ft:student:job_')
     assert more.curves[0]['val_loss'] < tuned.curves[0]['val_loss']  # it went on from the tuned weights
@@ -138,6 +258,7 @@ def test_a_checkpoint_says_where_it_comes_from(lab):
 @pytest.mark.parametrize('call,said', [
     (lambda m, d: T.sft(m/'nope.jsonl', m), 'nope.jsonl cannot be read'),
     (lambda m, d: T.sft(d, m, epochs=0), 'epochs must be above 0'),
+    (lambda m, d: T.sft(d, m, patience=0), 'patience must be above 0'),
     (lambda m, d: T.sft(d, m, val_split=1.), 'val_split must be from 0 to below 1'),
     (lambda m, d: T.sft(d, m, base='random'), 'has no weights'),
     (lambda m, d: T.sft(d, m, epochs=1, lr=1e30), 'no longer finite')])
