@@ -230,6 +230,7 @@ class Judge:
         if not name or '<' in name or name == 'env': raise JudgeError(f'a judge cannot be called {name!r}', 'pass name=…')
         if rubric and name in rubric.ids: raise JudgeError(f'the judge and one of its criteria are both called `{name}`', 'give the judge another name: its total takes it')
         self.name,self.scope,self.rubric = name,scope,rubric
+        self.__name__ = name # it stands where a function could
 
     def __repr__(self): return f'{type(self).__name__}({self.name!r}, {self.scope} by {self.scope})'
 
