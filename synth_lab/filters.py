@@ -65,9 +65,11 @@ SCOPE = ('runs', 'models', 'splits', 'difficulty', 'seeds', 'created_after', 'cr
 # %% ../nbs/09_filters.ipynb #d9a93ca9
 _MINE = 'run_id = e.run_id AND episode_id = e.episode_id'
 
-def _score(which, compare): return f"(SELECT {which}(value) FROM rewards WHERE {_MINE} AND attempt = e.attempt AND scope = 'episode' AND name = ?) {compare} ?"
+def _score(which, compare):
+    "A condition on what judges said; the world's own rewards have rules of their own"
+    return f"(SELECT {which}(value) FROM rewards WHERE {_MINE} AND attempt = e.attempt AND scope = 'episode' AND name = ? AND source <> 'env') {compare} ?"
 
-_SCORES = "SELECT DISTINCT name FROM rewards WHERE scope = 'episode'"
+_SCORES = "SELECT DISTINCT name FROM rewards WHERE scope = 'episode' AND source <> 'env'"
 RULES |= dict(
     min_judge_scores=Rule('the scores named `{}`', 'with `{}` at least {}', _score('min', '>='), _SCORES),
     max_judge_scores=Rule('the scores named `{}`', 'with `{}` at most {}', _score('max', '<='), _SCORES),

@@ -244,6 +244,7 @@ def wide(tmp_path):
     s.score(lambda e: scores.get(e['episode_id']), 'style', 'judge-a')
     s.score(lambda e: .8 if e['episode_id'] in scores else None, 'style', 'judge-b')
     s.score(lambda e: float(e['steps']), 'length', 'judge-a')
+    s.score(lambda e: .7 if e['episode_id'] in scores else None, 'achievements', 'judge-b') # named as a reward of the world's own
     return s
 
 
@@ -252,7 +253,7 @@ def wide(tmp_path):
     (dict(difficulty='normal'), 'w:0 w:1 w:2 w:3'), (dict(sql="ended_by = 'death'"), 'w:0 w:2'), (dict(sql='turns > 1 -- a remark'), 'w:1 w:2 w:3'),
     (dict(sql='turns = 1 OR turns = 4', min_steps=20), 'w:3'), (dict(sql='list_contains(achievements, \'collect_wood\')', max_return=2), 'w:1 w:2'),
     (dict(labels=dict(quality='good')), 'w:0 w:1'), (dict(labels=dict(quality='good', checked=True)), 'w:0 w:1'), (dict(labels=dict(quality='bad')), 'w:2'),
-    (dict(min_judge_scores=dict(style=.5)), 'w:1 w:2'), (dict(max_judge_scores=dict(style=.8)), 'w:0 w:1'),
+    (dict(min_judge_scores=dict(style=.5)), 'w:1 w:2'), (dict(max_judge_scores=dict(achievements=.7)), 'w:0 w:1 w:2'), (dict(max_judge_scores=dict(style=.8)), 'w:0 w:1'),
     (dict(min_judge_scores=dict(style=.5, length=25)), 'w:2'), (dict(max_judge_scores=dict(length=25), min_judge_scores=dict(style=.2)), 'w:1'),
     (dict(min_official_score=2), 'w:2 w:3'), (dict(max_official_score=1), 'w:0 w:1')])
 def test_rules_that_look_further(wide, rules, ids): assert kept(wide, **rules) == ids.split()
@@ -265,7 +266,7 @@ def test_time_is_utc_and_both_ends_count(store, rules, n): assert len(kept(store
 
 
 @pytest.mark.parametrize('rules, says', [
-    (dict(min_judge_scores=dict(styl=.5)), 'with `styl`.*`style`'), (dict(labels=dict(qualty='good')), 'labelled `qualty = …`.*`quality`'),
+    (dict(min_judge_scores=dict(styl=.5)), 'with `styl`.*`style`'), (dict(min_judge_scores={'return':1}), 'with `return`'), (dict(labels=dict(qualty='good')), 'labelled `qualty = …`.*`quality`'),
     (dict(sql='turn > 3'), 'condition over the columns'), (dict(sql='turns >'), 'sql='), (dict(sql='error_type = 1 OR error_type IS NULL AND NULL'), 'a condition of your own.*no finished'),
     (dict(difficulty='hard'), 'difficulty `hard`.*`normal`'), (dict(created_after='soon'), 'created_after'), (dict(min_cost=2, max_cost=1), 'swap them'),
     (dict(created_after='2026-02-01', created_before='2026-01-01'), 'swap them'), (dict(min_judge_scores=dict(style=1), max_judge_scores=dict(style=0)), 'swap them'),
