@@ -22,9 +22,8 @@ from fastcore.aio import iter_sync, run_sync
 from fastcore.basics import AttrDict, patch
 from fastcore.xtras import dict2obj
 
-from .client import AsyncInferenceClient, BadRequest, Call, ModelNotFoundError, ServerError, endpoint
+from .client import AsyncInferenceClient, BadRequest, Call, ModelNotFoundError, ServerError, _json, endpoint, read_response
 from .core import LabError, new_id
-from .live import _in_notebook
 
 # %% ../nbs/12_jobs.ipynb #4500d555
 class State(NamedTuple):
@@ -67,10 +66,12 @@ def _learning_endpoint(name):
     found = endpoint(name or ('synth' if os.environ.get('SYNTH_BASE_URL') else 'local'))
     return found if found.in_process else replace(found, key='SYNTH_API_KEY')
 
-def _object(body, client):
-    "The object in a body"
+def _object(response, client):
+    "The object in a good response; a job that failed has an `error`, and is no error itself"
+    try: body = _json(response.content)
+    except (ValueError, RecursionError): body = None
     if isinstance(body, dict): return body
-    raise ServerError(f'{client.endpoint.url} answered without an object', 'the base URL is that of a learning API', 200)
+    raise ServerError(f'{client.endpoint.url} answered {response.status_code} without a JSON object', 'see that the base URL is that of a learning API', response.status_code)
 
 def _objects(body): return dict2obj(body, list_func=list, dict_func=AttrDict)
 
@@ -88,6 +89,17 @@ class AsyncLearningClient(AsyncInferenceClient):
 
 # %% ../nbs/12_jobs.ipynb #3661cf36
 @patch
+async def _once(self:AsyncLearningClient, call, ready):
+    "One request and the object in its response"
+    async with self._attempt(call, ready) as (transport,row):
+        async with asyncio.timeout(self.settings.limits.timeout):
+            response = await transport.handle_async_request(call.request)
+            try: await response.aread()
+            finally: await response.aclose()
+        row['http_status'],self._reached = response.status_code,True
+        return _object(response, self) if response.is_success else read_response(response, self.endpoint, self.mask)
+
+@patch
 async def api(self:AsyncLearningClient,
     method:str, # such as GET
     path:str,   # behind `/api`
@@ -97,7 +109,7 @@ async def api(self:AsyncLearningClient,
     headers = {k:v for k,v in self._headers.items() if k != 'content-type'} | ({'idempotency-key':new_id('ask')} if method == 'POST' else {})
     request = httpx.Request(method, self._root + path, headers=headers, **body)
     request.read()
-    try: return _objects(await self._call(Call(request, []), lambda call, ready: self._try(call, _object, ready)))
+    try: return _objects(await self._call(Call(request, []), self._once))
     except ModelNotFoundError as e:
         if e.code == 'model_not_found': raise
         error = NotFound(e.message, 'list what is there, or mend the base URL', e.status)
@@ -258,7 +270,10 @@ async def _look(self:AsyncJob):
     events,points = await self._client._events(self.id, self._cursor),await self._client._points(self.id, self._cursor)
     self._read += points
     said = [o for o in (state_after(e['type']) for e in events) if o and STATES[o].ends]
-    if said and not STATES[self.status].ends: self.row['status'] = said[-1]
+    if said and not STATES[self.status].ends:
+        await asyncio.sleep(.2) # the status comes right behind the event
+        self.row = await self._client.api('GET', f'/learning/jobs/{self.id}')
+        if not STATES[self.status].ends: self.row['status'] = said[-1]
     return Update(self.status, events, points)
 
 @patch
@@ -328,6 +343,7 @@ def _line(event):
 
 def _shows(job):
     "A function of an `Update` that shows it where this runs"
+    from synth_lab.live import _in_notebook # it brings scipy, which a worker has no use for
     if _in_notebook():
         from IPython.display import display
         handle = display(Chart([], repr(job)), display_id=True)
