@@ -1,5 +1,5 @@
 "The official SDK of OpenAI as a client of our servers: what it makes of replies, streams and errors"
-import asyncio, json
+import asyncio, json, time
 
 import httpx, pytest
 
@@ -166,3 +166,105 @@ def test_what_the_sdk_takes_for_a_good_reply(faulty, kind):
     "The SDK says nothing about a call that cannot be carried out: reading it is the harness's part"
     r = ask(faulty, max_tokens=64, user=kind)
     assert read_reply(r.choices[0].model_dump(), cut=r.usage.completion_tokens == 64).verdict == FAULTS[kind].outcome
+
+# --- fine-tuning
+
+def row(seed):
+    said = dict(name='interact_many', arguments='{"actions": ["move_left", "move_up"]}')
+    return dict(messages=[dict(role='user', content=format(look(World(seed), 100))),
+        dict(role='assistant', content='I walk.', tool_calls=[dict(id='call_1', type='function', function=said)])], tools=[interact_many()])
+
+@pytest.fixture(scope='module')
+def walks(): return '\n'.join(json.dumps(row(i)) for i in range(20)).encode()
+
+@pytest.fixture(scope='module')
+def tuning(tmp_path_factory):
+    with serving(create_app(tmp_path_factory.mktemp('tuning')/'models', key=KEY)) as url: yield openai.OpenAI(base_url=url, api_key=KEY, max_retries=0)
+
+@pytest.fixture(scope='module')
+def file(tuning, walks): return tuning.files.create(file=('walks.jsonl', walks), purpose='fine-tune')
+
+@pytest.fixture(scope='module')
+def job(tuning, file):
+    made = tuning.fine_tuning.jobs.create(training_file=file.id, model='student', seed=5, suffix='walker', metadata=dict(why='a test'),
+        method=dict(type='supervised', supervised=dict(hyperparameters=dict(n_epochs=3, batch_size='auto', learning_rate_multiplier=.5))))
+    assert made.status == 'running' and made.fine_tuned_model is None and made.finished_at is None
+    for _ in range(600):
+        if (now := tuning.fine_tuning.jobs.retrieve(made.id)).status not in ('queued', 'running', 'validating_files'): return now
+        time.sleep(.1)
+    pytest.fail('the job did not end')
+
+def test_a_file_goes_up(tuning, file, walks):
+    assert (file.object, file.filename, file.bytes, file.purpose, file.status) == ('file', 'walks.jsonl', len(walks), 'fine-tune', 'processed')
+    assert tuning.files.retrieve(file.id) == file and file.id in [o.id for o in tuning.files.list()] and tuning.files.content(file.id).content == walks
+    other = tuning.files.create(file=('other.jsonl', walks), purpose='fine-tune')
+    assert tuning.files.delete(other.id).deleted
+    with pytest.raises(openai.NotFoundError): tuning.files.retrieve(other.id)
+
+def test_a_job_makes_a_model(tuning, file, job, obs):
+    assert (job.status, job.object, job.model, job.training_file, job.seed, job.error, job.metadata) == ('succeeded', 'fine_tuning.job', 'student', file.id, 5, None, dict(why='a test'))
+    assert job.fine_tuned_model == f'ft:student:{job.id}-walker' and job.finished_at >= job.created_at
+    assert (job.hyperparameters.n_epochs, job.hyperparameters.learning_rate_multiplier) == (3, .5) and job.trained_tokens > 0
+    assert ask(tuning, obs, job.fine_tuned_model).choices[0].message.tool_calls
+    assert tuning.models.retrieve(job.fine_tuned_model).id == job.fine_tuned_model
+
+def test_its_events_page_by_page(tuning, job):
+    events = list(tuning.fine_tuning.jobs.list_events(job.id, limit=2)) # the SDK turns the pages
+    assert [o.type for o in events] == ['message', *['metrics']*3, *['message']*2] and len({o.id for o in events}) == 6
+    assert events[0].message == f'made {job.fine_tuned_model}' and [o.data['epoch'] for o in events[1:4]] == [3, 2, 1] and {o.level for o in events} == {'info'}
+
+def test_its_checkpoints(tuning, job):
+    last = tuning.fine_tuning.jobs.checkpoints.list(job.id).data[0]
+    assert (last.fine_tuned_model_checkpoint, last.fine_tuning_job_id, last.step_number) == (job.fine_tuned_model, job.id, 3)
+    assert last.metrics.train_loss > 0 and last.metrics.step == 3
+
+def test_jobs_are_listed_page_by_page(tuning, file, job):
+    more = [tuning.fine_tuning.jobs.create(training_file=file.id, model='student', hyperparameters=dict(n_epochs=100_000)) for _ in range(2)]
+    assert [o.id for o in tuning.fine_tuning.jobs.list(limit=1)] == [more[1].id, more[0].id, job.id]
+    assert {tuning.fine_tuning.jobs.cancel(o.id).status for o in more} == {'cancelled'}
+    with pytest.raises(openai.BadRequestError, match='nothing to cancel'): tuning.fine_tuning.jobs.cancel(job.id)
+
+def test_refusals_of_fine_tuning_by_class(tuning, file, walks):
+    create = tuning.fine_tuning.jobs.create
+    with pytest.raises(openai.BadRequestError, match='n_epochs') as e: create(training_file=file.id, model='student', hyperparameters=dict(n_epoch=3))
+    assert (e.value.code, e.value.param) == ('bad_job', 'hyperparameters.n_epoch')
+    with pytest.raises(openai.NotFoundError, match='file-none'): create(training_file='file-none', model='student')
+    with pytest.raises(openai.NotFoundError) as e: create(training_file=file.id, model='gpt-none')
+    assert e.value.code == 'model_not_found'
+    with pytest.raises(openai.BadRequestError, match='val_split') as e: create(training_file=file.id, model='student', validation_file=file.id)
+    assert e.value.param == 'validation_file'
+    with pytest.raises(openai.BadRequestError, match='only supervised'): create(training_file=file.id, model='student', method=dict(type='dpo'))
+    bad = tuning.files.create(file=('bad.jsonl', walks + b'\n{"messages": []}'), purpose='fine-tune')
+    with pytest.raises(openai.BadRequestError, match='line 21, messages') as e: create(training_file=bad.id, model='student')
+    assert e.value.param == 'training_file' and e.value.body['problems'][0]['line'] == 21
+    with pytest.raises(openai.NotFoundError, match='job_none'): tuning.fine_tuning.jobs.retrieve('job_none')
+    with pytest.raises(openai.BadRequestError): tuning.files.create(file=('w.jsonl', walks), purpose='vision')
+
+def test_a_job_that_fails_says_why(tuning):
+    blind = json.dumps(dict(messages=[dict(role='user', content='Hello!'), dict(role='assistant', content='Hello!')])).encode()
+    made = tuning.fine_tuning.jobs.create(training_file=tuning.files.create(file=('blind.jsonl', blind), purpose='fine-tune').id, model='student')
+    for _ in range(600):
+        if (now := tuning.fine_tuning.jobs.retrieve(made.id)).status == 'failed': break
+        time.sleep(.1)
+    assert now.error.code == 'TrainError' and 'observation' in now.error.message and now.fine_tuned_model is None
+
+def test_fine_tuning_asks_for_the_key(tuning):
+    stranger = openai.OpenAI(base_url=tuning.base_url, api_key='sk-somebody-else', max_retries=0)
+    for call in (stranger.files.list, stranger.fine_tuning.jobs.list, stranger.models.list):
+        with pytest.raises(openai.AuthenticationError) as e: call()
+        assert e.value.code == 'invalid_api_key' and KEY[:5] not in str(e.value)
+
+def test_a_model_that_waits_to_be_promoted(tmp_path, obs):
+    save_checkpoint(tmp_path/'models', 'rl:student:job_1', init_weights(), promoted=False)
+    def both(client):
+        with pytest.raises(openai.APIStatusError, match='promote') as e: ask(client, obs, 'rl:student:job_1')
+        client.post('/models/rl:student:job_1/promote', cast_to=object)
+        return e.value.status_code,ask(client, obs, 'rl:student:job_1').choices[0].finish_reason
+    assert meet(create_app(tmp_path/'models'), both) == (303, 'tool_calls')
+
+def test_fine_tuning_async(tuning, job):
+    async def go():
+        async with openai.AsyncOpenAI(base_url=tuning.base_url, api_key=KEY, max_retries=0) as client:
+            return (await client.fine_tuning.jobs.retrieve(job.id)).fine_tuned_model,[o.id async for o in client.fine_tuning.jobs.list_events(job.id, limit=4)]
+    model,events = asyncio.run(go())
+    assert model == job.fine_tuned_model and len(set(events)) == 6
