@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCALE', 'gae', 'group_advantage', 'episode_advantage', 'step_rewards', 'done', 'by_turn', 'Recipe', 'Judged', 'pay',
-           'ppo', 'objective', 'Learner', 'read_run', 'Served', 'save_state', 'load_state', 'draw', 'Training', 'rl']
+           'ppo', 'objective', 'Learner', 'read_run', 'Served', 'draw', 'Training', 'rl']
 
 # %% ../nbs/11a_rl.ipynb #a133dd1b
 import json, shutil, time
@@ -15,19 +15,19 @@ from pathlib import Path
 import numpy as np
 from fastcore.aio import run_sync
 from fastcore.basics import patch
-from safetensors import safe_open
 from safetensors.numpy import save
 
 from .agent import Agent
-from .core import did_you_mean, digest, new_id, publish
+from .core import did_you_mean, digest, new_id
 from .lockstep import Rollouts, play
 from .policies import features, forward, init_weights, log_softmax, logits, save_checkpoint
 from .rollout import plan_episodes, rollout
 from .tools import message_text
 from .traces import Store
-from .train import Adam, Examples, Trained, TrainError, _chain, _positive, _start, backward, cross_entropy, one_thread, read_examples
+from .train import Adam, Examples, Trained, TrainError, backward, cross_entropy, load_state, one_thread, read_examples, save_state
+from .train import _chain, _checked, _model, _positive, _start
 from .view import parse
-from .world import ACHIEVEMENTS, ACTIONS, World
+from .world import ACHIEVEMENTS, ACTIONS, DIFFICULTIES, World, genesis
 
 # %% ../nbs/11a_rl.ipynb #0a9545fd
 def gae(
@@ -152,13 +152,15 @@ def _check_recipe(o):
     _choose('reward', o.reward, ('achievements', 'env', 'turn'))
     _positive(batch=o.batch, epochs=o.epochs, lr=o.lr)
     if o.group_size < 2: raise TrainError(f'group_size is {o.group_size}', 'a group has at least 2 episodes')
-    if o.step_rewards and o.reward != 'turn': raise TrainError(f'step_rewards say how turns are paid, but reward is {o.reward!r}', "set reward='turn', or leave them out")
+    if o.step_rewards and o.reward != 'turn':
+        raise TrainError(f'step_rewards say how turns are paid, but reward is {o.reward!r}', "set reward='turn', or leave them out")
     for k,v in o.step_rewards.items():
         _choose('a key of step_rewards', k, _KEYS)
         if isinstance(_KEYS[k], tuple): _choose(k, v, _KEYS[k])
         for a in v if _KEYS[k] is dict else (): _choose(f'an achievement in {k}', a, ACHIEVEMENTS)
     for k in o.blend: _choose('a key of blend', k, ('env', 'event', 'outcome'))
-    if min(o.blend.values(), default=0) < 0 or not any(o.blend.values()): raise TrainError(f'blend is {o.blend}', 'give weights of 0 or more, one of them above 0')
+    if min(o.blend.values(), default=0) < 0 or not any(o.blend.values()):
+        raise TrainError(f'blend is {o.blend}', 'give weights of 0 or more, one of them above 0')
 
 def _judges(o): return bool(o.blend.get('event') or o.blend.get('outcome'))
 
@@ -209,25 +211,37 @@ def ppo(
     return float(loss.mean()),d/len(z),float((ratio-1-(new-old)).mean()),1-float(active.mean())
 
 # %% ../nbs/11a_rl.ipynb #3e8ce261
+def _part(weights, used): return weights | dict(W1=weights['W1'][used])
+
+def _whole(grads, used, inputs):
+    "The gradient of all weights, from that of those of the used inputs"
+    W1 = np.zeros((inputs, grads['W1'].shape[1]), grads['W1'].dtype)
+    W1[used] = grads['W1']
+    return grads | dict(W1=W1)
+
 def objective(
     weights:dict,  # of the student
-    x,             # (B + M, 528): features of the steps, then of the examples
+    x,             # (B, used): features of the steps
+    used,          # which of the features they are
     action,        # (B,) index of the action
     old,           # (B,) its log-probability when it was chosen
     advantage,     # (B,)
-    y,             # (M,) actions of the examples; none: there is no such part
+    examples,      # features (M, 528) and actions (M,) of the examples; `None`: there is no such part
     clip:float,    # epsilon
     entropy:float, # weight of the entropy bonus
     bc:float       # weight of the examples
 ): # the parts of the loss, the gradient of every weight
     "The whole loss"
-    n,bc_loss = len(action),None
-    h,z = forward(weights, x)
-    loss,d,moved,held = ppo(z[:n], action, old, advantage, clip, entropy)
-    if len(y):
-        bc_loss,push = cross_entropy(z[n:], y)
-        loss,d = loss + bc*bc_loss,np.concatenate([d, bc*push])
-    return dict(loss=loss, bc_loss=bc_loss, moved=moved, clip_share=held),backward(weights, x, h, d)
+    part,bc_loss = _part(weights, used),None
+    h,z = forward(part, x)
+    loss,d,moved,held = ppo(z, action, old, advantage, clip, entropy)
+    grads = _whole(backward(part, x, h, d), used, len(weights['W1']))
+    if examples:
+        h,z = forward(weights, examples[0])
+        bc_loss,d = cross_entropy(z, examples[1])
+        for k,g in backward(weights, examples[0], h, bc*d).items(): grads[k] += g
+        loss += bc*bc_loss
+    return dict(loss=loss, bc_loss=bc_loss, moved=moved, clip_share=held),grads
 
 # %% ../nbs/11a_rl.ipynb #9ad5eeb3
 SCALE = 5 # the critic's outputs are values divided by this, so that they are near 1
@@ -245,34 +259,38 @@ class Learner:
         self.critic = init_weights(recipe.critic, int(rng.integers(2**31)), outputs=1, inputs=len(weights['W1'])+2) if recipe.advantage == 'gae' else None
         self.adam,self.critic_adam = Adam(self.weights, clip=recipe.grad_clip),Adam(self.critic or {}, clip=recipe.grad_clip)
 
-    def critic_step(self, x, target, lr):
+    def critic_step(self, x, used, target, lr):
         "Move the critic towards `target`; returns the squared error"
-        h,v = forward(self.critic, x)
+        part = _part(self.critic, used)
+        h,v = forward(part, x)
         error = v[:,0] - target
-        self.critic_adam.step(backward(self.critic, x, h, error[:,None]/len(x)), lr)
+        self.critic_adam.step(_whole(backward(part, x, h, error[:,None]/len(x)), used, len(self.critic['W1'])), lr)
         return float((error**2).mean())
 
-    def policy_step(self, x, action, old, advantage, lr, entropy, bc):
+    def policy_step(self, x, used, action, old, advantage, lr, entropy, bc):
         "Move the student down the loss; returns its parts"
-        i = self.rng.integers(len(self.examples.y), size=self.recipe.bc_batch) if bc else []
-        if bc: x = np.concatenate([x, self.examples.x[i]])
-        said,grads = objective(self.weights, x, action, old, advantage, self.examples.y[i] if bc else (), self.recipe.clip, entropy, bc)
+        i = self.rng.integers(len(self.examples.y), size=self.recipe.bc_batch) if bc else None
+        examples = (self.examples.x[i], self.examples.y[i]) if bc else None
+        said,grads = objective(self.weights, x, used, action, old, advantage, examples, self.recipe.clip, entropy, bc)
         self.adam.step(grads, lr)
         return said
 
 # %% ../nbs/11a_rl.ipynb #a345e11f
-def _with_time(r):
-    "Features for the critic, of the steps that were played: beside what the student sees, the share of the episode that is over, and that is left"
+def _inputs(r):
+    """Which features were not always 0, and these, of the steps that were played; at the end, for the critic alone, the share of the episode that is over,
+    and that is left"""
+    n = r.x.shape[-1]
+    used = np.flatnonzero((r.x.reshape(-1, n) != 0).any(0))
     t = np.broadcast_to(np.linspace(0, 1, len(r.x), endpoint=False, dtype=np.float32)[:,None], r.alive.shape)[r.alive]
-    x = np.empty((len(t), r.x.shape[-1]+2), np.float32)
-    x[:,:-2],x[:,-2],x[:,-1] = r.x[r.alive],t,1-t
-    return x
+    x = np.empty((len(t), len(used)+2), np.float32)
+    x[:,:-2],x[:,-2],x[:,-1] = r.x[r.alive].take(used, 1),t,1-t
+    return np.append(used, [n, n+1]),x
 
 @patch
 def advantages(self:Learner,
     r:Rollouts,  # of the current student
     paid,        # (steps, worlds), of `pay`
-    x            # of `_with_time`
+    used, x      # of `_inputs`
 ): # of each step that was played: its advantage, and the critic's target; then for each group whether it says anything
     "What the actions were worth"
     o,alive = self.recipe,r.alive
@@ -280,7 +298,7 @@ def advantages(self:Learner,
     elif o.advantage == 'group': (advantage,says),target = group_advantage(paid, alive, o.group_size, o.gamma),None
     else:
         value,says = np.zeros_like(paid),None
-        value[alive] = SCALE*logits(self.critic, x)[:,0]
+        value[alive] = SCALE*logits(_part(self.critic, used), x)[:,0]
         advantage = gae(paid, value, alive, o.gamma, o.lam)
         target = ((advantage+value)/SCALE)[alive]
     a = advantage[alive]
@@ -300,17 +318,17 @@ def update(self:Learner,
     warmup:bool     # train only the critic
 )->dict: # means over the updates
     "One iteration: advantages, then a few passes over the steps in random order"
-    o,x = self.recipe,_with_time(r)
-    advantage,target,says = self.advantages(r, paid, x)
+    o,(used,x) = self.recipe,_inputs(r)
+    advantage,target,says = self.advantages(r, paid, used, x)
     action,old = r.action[r.alive],r.logprob[r.alive]
     lr,bc = o.lr*(1-.95*progress),o.bc*(1-progress) if self.examples else 0
     entropy = o.entropy[0] + (o.entropy[1]-o.entropy[0])*progress
     rows,errors,still = [],[],warmup
     for i in (i for _ in range(o.epochs) for i in np.array_split(self.rng.permutation(len(x)), max(1, len(x)//o.batch))):
         part = x[i]
-        if target is not None: errors.append(self.critic_step(part, target[i], lr))
+        if target is not None: errors.append(self.critic_step(part, used, target[i], lr))
         if still: continue
-        rows.append(self.policy_step(part[:,:-2], action[i], old[i], advantage[i], lr, entropy, bc))
+        rows.append(self.policy_step(part[:,:-2], used[:-2], action[i], old[i], advantage[i], lr, entropy, bc))
         still = rows[-1]['moved'] > o.kl_stop
     groups = {} if says is None else dict(groups=len(says), zero_variance=1-float(says.mean()))
     return {k:_mean(rows, k) for k in ('loss', 'bc_loss', 'clip_share')} | dict(value_loss=float(np.mean(errors)) if errors else None) | groups
@@ -403,7 +421,8 @@ def play(self:Served,
     r = read_run(self.store, run_id, [o['episode_id'] for o in plan_episodes(run_id, worlds.tolist(), int(counts[0]))], length)
     mine = np.take_along_axis(log_softmax(logits(weights, r.x)), r.action[...,None], -1)[...,0]
     if (off := np.abs(mine-r.logprob)[r.alive].max()) > 1e-3:
-        raise TrainError(f'run `{run_id}`: log-probabilities differ from those of `{model}` by {off:.2g}', 'serve the folder of models that rl writes to, without a response cache')
+        raise TrainError(f'run `{run_id}`: log-probabilities differ from those of `{model}` by {off:.2g}',
+            'serve the folder of models that rl writes to, and keep no cache of replies')
     return r
 
 # %% ../nbs/11a_rl.ipynb #9fefe305
@@ -423,32 +442,6 @@ def restore(self:Learner,
     for k,v in self.arrays.items(): v[...] = arrays[k]
     (self.adam.n,self.critic_adam.n),self.rng.bit_generator.state = said['counts'],said['rng']
 
-# %% ../nbs/11a_rl.ipynb #4e484684
-def save_state(
-    folder:Path, # of the state
-    arrays:dict, # name → array
-    said:dict    # the rest, for JSON
-):
-    "Replace the state in `folder`"
-    publish(Path(folder)/'state.safetensors', save(arrays, dict(said=json.dumps(said))))
-
-def _flat(asked, at=''):
-    "The settings of `asked`, those of its dicts with a dot"
-    return {k:v for key,o in asked.items() for k,v in (_flat(o, f'{at}{key}.') if isinstance(o, dict) else {at+key:o}).items()}
-
-def load_state(
-    folder:Path, # of the state
-    asked:dict   # what the call was asked
-): # arrays and the rest; None when there is no state
-    "The state in `folder`; raises `TrainError` when it is of another call"
-    path = Path(folder)/'state.safetensors'
-    if not path.exists(): return None
-    with safe_open(path, 'numpy') as f: said,arrays = json.loads(f.metadata()['said']),{k:f.get_tensor(k) for k in f.keys()}
-    old,new = _flat(said['asked']),_flat(json.loads(json.dumps(asked)))
-    if other := [f'{k} was {old.get(k)!r:.60}, is {new.get(k)!r:.60}' for k in new | old if old.get(k) != new.get(k)]:
-        raise TrainError(f'{folder} holds the state of another call: {"; ".join(other)}', 'give the same settings, or another folder')
-    return arrays,said
-
 # %% ../nbs/11a_rl.ipynb #6421bca0
 def draw(
     rng,       # numpy `Generator`
@@ -464,10 +457,12 @@ def _check_worlds(seeds, worlds, recipe, sampler):
     if not isinstance(seeds, Iterable): raise TrainError(f'seeds is {seeds!r}', f'give the worlds one by one, such as seeds=range({seeds})')
     seeds,size = list(map(int, seeds)),recipe.group_size if recipe.advantage != 'gae' else 1
     if not seeds: raise TrainError('no worlds to train in', 'give seeds, such as seeds=range(200)')
-    if worlds % size: raise TrainError(f'{worlds} worlds are no whole number of groups of {size}', f'give worlds={max(1, worlds//size)*size}, or another group_size')
+    if worlds % size:
+        raise TrainError(f'{worlds} worlds are no whole number of groups of {size}', f'give worlds={max(1, worlds//size)*size}, or another group_size')
     if sampler and worlds//size > len(seeds) and worlds//size % len(seeds):
         raise TrainError(f'{len(seeds)} seeds cannot be played equally often in {worlds//size} groups', f'give {worlds//size} seeds or more')
-    if _judges(recipe) and not (sampler and sampler.judge): raise TrainError(f'blend asks for scores of a judge: {recipe.blend}', 'give sampler=Served(store, client, judge)')
+    if _judges(recipe) and not (sampler and sampler.judge):
+        raise TrainError(f'blend asks for scores of a judge: {recipe.blend}', 'give sampler=Served(store, client, judge)')
     return seeds,size
 
 # %% ../nbs/11a_rl.ipynb #50e2f376
@@ -516,15 +511,22 @@ def publish(self:Training,
     **more     # what its config holds beside the rest
 )->Path: # its folder
     "Write the student as a checkpoint; raises `TrainError` when it is none"
-    weights = self.learner.weights
-    if not all(np.isfinite(v).all() for v in weights.values()): raise TrainError('the weights are no longer finite: training diverged', 'lower the learning rate')
-    return save_checkpoint(self.models, model, weights, **self.config, **more)
+    return save_checkpoint(self.models, model, _checked(self.learner.weights), **self.config, **more)
+
+@patch
+def _make_worlds(self:Training, seeds):
+    "Make those of the worlds that are new, .06 s each, while the clock stands still: the budget is for play and learning"
+    clock = time.process_time()
+    for s in {*seeds.tolist()}: genesis(s, DIFFICULTIES['normal'])
+    self.began += time.process_time()-clock
 
 @patch
 def _play(self:Training, seeds):
     "Episodes of the student as it is"
     o,length = self.learner,self.asked['length']
-    if self.sampler is None: return play(o.weights, seeds, length, o.rng)
+    if self.sampler is None:
+        self._make_worlds(seeds)
+        return play(o.weights, seeds, length, o.rng)
     folder = self.publish(f'{self.model}:sampler')
     try: return self.sampler.play(f'{self.model}:sampler', o.weights, seeds, length, f'{self.name}-{len(self.curves)+1}', int(o.rng.integers(2**31)))
     finally: shutil.rmtree(folder)
@@ -564,7 +566,7 @@ def go_on(self:Training, seeds, size, on_update, checkpoint_every):
 def _end(t, rejected, named):
     "Write the model; under a CPU budget its name is of its weights, too, unless it had to be known before"
     metrics = dict(t.curves[-1], cpu_seconds=round(t.cpu_seconds, 1))
-    model = t.model if named else f'rl:{t.config["base"]}:job_{digest([t.asked, digest(save(t.learner.weights))], 8)}'
+    model = t.model if named else _model('rl', t.config['base'], digest([t.asked, digest(save(t.learner.weights))], 8))
     folder = t.publish(model, metrics=metrics, curves=t.curves, rejected=rejected, iterations=len(t.curves), **t.extra)
     if t.state: shutil.rmtree(t.state)
     return Trained(model, folder, metrics, t.curves, rejected)
@@ -577,7 +579,7 @@ def rl(
     *,
     seeds=range(200),        # worlds to train in
     length:int=200,          # steps of an episode
-    cpu_seconds:float=60,    # CPU time to spend; ignored when `iterations` is given
+    cpu_seconds:float=60,    # CPU time to play and learn, without that to make worlds; ignored when `iterations` is given
     iterations:int=None,     # iterations, for the same weights on every machine
     worlds:int=64,           # episodes an iteration
     seed:int=0,              # of everything that is random
@@ -592,12 +594,13 @@ def rl(
 )->Trained:
     "Train the student by RL"
     seeds,size = _check_worlds(seeds, worlds, recipe, sampler)
-    _positive(length=length, worlds=worlds, checkpoint_every=checkpoint_every or 1, **(dict(cpu_seconds=cpu_seconds) if iterations is None else dict(iterations=iterations)))
+    budget = dict(cpu_seconds=cpu_seconds) if iterations is None else dict(iterations=iterations)
+    _positive(length=length, worlds=worlds, checkpoint_every=1 if checkpoint_every is None else checkpoint_every, **budget)
     (policy,base),data = _start(start, models),read_examples(dataset) if dataset else None
     config = dict(base=base, parent=start, seed=seed, length=length, worlds=worlds, seeds=seeds, data_sha256=data and data.sha256, recipe=asdict(recipe))
-    asked = config | dict(iterations=iterations, cpu_seconds=cpu_seconds if iterations is None else None, sampler=sampler and sampler.config,
-        weights=digest(save(policy.weights)))
-    model = f'rl:{base}:job_{(job or digest(asked, 8)).removeprefix("job_")}'
+    asked = {k:v for k,v in config.items() if k != 'recipe'} | {f'recipe.{k}':v for k,v in asdict(recipe).items()}
+    asked |= dict(iterations=None, cpu_seconds=None) | budget | dict(sampler=sampler and sampler.config, weights=digest(save(policy.weights)))
+    model = _model('rl', base, job or digest(asked, 8))
     t = Training(Learner(policy.weights, recipe, data, np.random.default_rng(seed)), models, asked, config, extra or {}, model, sampler, state)
     t.go_on(seeds, size, on_update, checkpoint_every)
     return _end(t, data.rejected if data else {}, named=job or checkpoint_every or iterations is not None)

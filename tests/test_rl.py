@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from fastcore.aio import run_sync
+from safetensors import safe_open
 
 from synth_lab import rl as R
 from synth_lab.client import AsyncInferenceClient
@@ -21,16 +21,16 @@ from test_train import check, lab, net  # noqa: F401
 
 
 def test_gradient_of_the_whole_loss():
-    "Clip, entropy and examples at once, against central differences"
-    rng, w = np.random.default_rng(0), net(17)
-    x, action, advantage, y = rng.normal(size=(260, 12)), rng.integers(17, size=200), rng.normal(size=200), rng.integers(17, size=60)
-    lp = log_softmax(logits(w, x[:200]))[np.arange(200), action]
-    old = lp + rng.normal(0, .3, 200)
-    said, grads = R.objective(w, x, action, old, advantage, y, .2, .05, .3)
+    "Clip, entropy and examples at once, against central differences; the steps use nine of the twelve inputs"
+    rng, w, used = np.random.default_rng(0), net(17), np.delete(np.arange(12), [0, 5, 6])
+    x, action, advantage, y = np.zeros((200, 12)), rng.integers(17, size=200), rng.normal(size=200), rng.integers(17, size=60)
+    x[:, used], more = rng.normal(size=(200, 9)), rng.normal(size=(60, 12))
+    old = log_softmax(logits(w, x))[np.arange(200), action] + rng.normal(0, .3, 200)
+    said, grads = R.objective(w, x[:, used], used, action, old, advantage, (more, y), .2, .05, .3)
     assert .1 < said['clip_share'] < .9  # both sides of the clip are met
-    check(lambda: R.objective(w, x, action, old, advantage, y, .2, .05, .3)[0]['loss'], grads, w)
-    parts, _ = R.objective(w, x[:200], action, old, advantage, (), .2, .05, 0)
-    assert np.isclose(said['loss'], parts['loss'] + .3*said['bc_loss']) and parts['bc_loss'] is None
+    check(lambda: R.objective(w, x, slice(None), action, old, advantage, (more, y), .2, .05, .3)[0]['loss'], grads, w)
+    alone, _ = R.objective(w, x, slice(None), action, old, advantage, None, .2, .05, 0)
+    assert np.isclose(said['loss'], alone['loss'] + .3*said['bc_loss']) and alone['bc_loss'] is None
 
 
 def test_gradient_of_the_critic():
@@ -253,7 +253,8 @@ def test_what_was_killed_goes_on_bit_for_bit(lab, tmp_path, advantage):
     how = dict(seeds=list(range(4)), length=40, worlds=4, iterations=12, dataset=str(dataset))
     whole = R.rl(tuned.model, models, recipe=R.Recipe(**recipe), job='whole', **how)
     asked = how | dict(start=tuned.model, models=str(models), recipe=recipe, state=str(tmp_path/'state'), job=advantage)
-    with subprocess.Popen([sys.executable, '-c', KILLED, json.dumps(asked)], stdout=subprocess.PIPE, text=True, env=os.environ | dict(OPENBLAS_NUM_THREADS='1')) as child:
+    command, env = [sys.executable, '-c', KILLED, json.dumps(asked)], os.environ | dict(OPENBLAS_NUM_THREADS='1')
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as child:
         for line in child.stdout:
             if int(line) == random.Random(advantage).randrange(2, 9): break
         child.kill()
@@ -274,14 +275,15 @@ def test_the_state_of_another_call_is_refused_by_name(lab, tmp_path):
     with pytest.raises(KeyboardInterrupt) as e: R.rl(lab[2].model, lab[0], state=tmp_path, on_update=stop_at(2), **TINY)
     assert 'the same call goes on from' in e.value.__notes__[0]
     with pytest.raises(TrainError, match='another call: seed was 0, is 1'): R.rl(lab[2].model, lab[0], state=tmp_path, seed=1, **TINY)
-    with pytest.raises(TrainError, match='recipe.lam was 0.8, is 0.9; weights was'): R.rl('student', lab[0], state=tmp_path, **TINY | dict(recipe=R.Recipe(warmup=1, lam=.9)))
+    other = TINY | dict(recipe=R.Recipe(warmup=1, lam=.9))
+    with pytest.raises(TrainError, match='parent was .*, is .student.*; recipe.lam was 0.8, is 0.9; weights was'): R.rl('student', lab[0], state=tmp_path, **other)
     assert len(R.rl(lab[2].model, lab[0], state=tmp_path, **TINY).curves) == 3
 
 
 def test_cpu_seconds_before_a_stop_count(lab, tmp_path):
     how = {k: v for k, v in TINY.items() if k != 'iterations'} | dict(cpu_seconds=1.5, state=tmp_path)
     with pytest.raises(KeyboardInterrupt): R.rl(lab[2].model, lab[0], on_update=stop_at(6), **how)
-    before = json.loads(R.safe_open(tmp_path/'state.safetensors', 'numpy').metadata()['said'])['spent']
+    before = json.loads(safe_open(tmp_path/'state.safetensors', 'numpy').metadata()['said'])['spent']
     run = R.rl(lab[2].model, lab[0], **how)
     assert before > .02 and 1.5 <= run.metrics['cpu_seconds'] < 5 and [o['iteration'] for o in run.curves] == [*range(1, len(run.curves)+1)]
 
