@@ -71,7 +71,8 @@ def _object(response, client):
     try: body = _json(response.content)
     except (ValueError, RecursionError): body = None
     if isinstance(body, dict): return body
-    raise ServerError(f'{client.endpoint.url} answered {response.status_code} without a JSON object', 'see that the base URL is that of a learning API', response.status_code)
+    said = f'{client.endpoint.url} answered {response.status_code} without a JSON object'
+    raise ServerError(said, 'see that the base URL is that of a learning API', response.status_code)
 
 def _objects(body): return dict2obj(body, list_func=list, dict_func=AttrDict)
 
@@ -237,7 +238,7 @@ class AsyncJob:
     fine_tuned_model = property(lambda self: self.row.get('fine_tuned_model'), doc='The id of the model it made')
     error = property(lambda self: self.row.get('error'), doc='Why it failed')
 
-    def __repr__(self): return f'{self.id}: {self.status}' + (f', {self.fine_tuned_model}' if self.fine_tuned_model else '') + (f', {self.error}' if self.error else '')
+    def __repr__(self): return ', '.join(str(o) for o in (f'{self.id}: {self.status}', self.fine_tuned_model, self.error) if o)
 
     async def refresh(self):
         "Ask how it is; returns the job"
@@ -291,6 +292,7 @@ async def _watch(self:AsyncJob, timeout):
         await asyncio.sleep(wait)
         if until is not None and time.monotonic() >= until: raise self._late(timeout)
 
+# %% ../nbs/12_jobs.ipynb #2e999554
 @patch
 def _late(self:AsyncJob, timeout):
     "The error of a time limit"
@@ -403,25 +405,31 @@ class AsyncJobs:
         found = await self._client.api('GET', '/learning/jobs', params=dict(limit=limit) | (dict(status=status) if status else {}))
         return [self._job(self._client, o) for o in found.data]
 
-    async def status(self, job_id:str)->str: # one of `STATES`
-        "How a job is"
-        return state_of((await self._client.api('GET', f'/learning/jobs/{quote(job_id, safe="")}')).status)
+# %% ../nbs/12_jobs.ipynb #6d9a2fa1
+@patch
+async def status(self:AsyncJobs, job_id:str)->str: # one of `STATES`
+    "How a job is"
+    return (await AsyncJobs.get(self, job_id)).status
 
-    async def start(self, job_id:str)->AsyncJob:
-        "Start a job that was only made"
-        return self._job(self._client, await self._client.api('POST', f'/learning/jobs/{quote(job_id, safe="")}/start'))
+@patch
+async def start(self:AsyncJobs, job_id:str)->AsyncJob:
+    "Start a job that was only made"
+    return self._job(self._client, await self._client.api('POST', f'/learning/jobs/{quote(job_id, safe="")}/start'))
 
-    async def events(self, job_id:str, since:int=0)->list:
-        "A job's events behind sequence number `since`"
-        return await self._client._events(quote(job_id, safe=''), Cursor(since))
+@patch
+async def events(self:AsyncJobs, job_id:str, since:int=0)->list:
+    "A job's events behind sequence number `since`"
+    return await self._client._events(quote(job_id, safe=''), Cursor(since))
 
-    async def metrics(self, job_id:str)->list: # with `name`, `step`, `value`
-        "A job's metrics"
-        return await self._client._points(quote(job_id, safe=''), Cursor())
+@patch
+async def metrics(self:AsyncJobs, job_id:str)->list: # with `name`, `step`, `value`
+    "A job's metrics"
+    return await self._client._points(quote(job_id, safe=''), Cursor())
 
-    async def cancel(self, job_id:str)->AsyncJob:
-        "End a job now, and keep what is there"
-        return self._job(self._client, await self._client.api('POST', f'/learning/jobs/{quote(job_id, safe="")}/cancel'))
+@patch
+async def cancel(self:AsyncJobs, job_id:str)->AsyncJob:
+    "End a job now, and keep what is there"
+    return self._job(self._client, await self._client.api('POST', f'/learning/jobs/{quote(job_id, safe="")}/cancel'))
 
 Jobs = _sync(AsyncJobs, 'Jobs', _job=Job)
 

@@ -210,7 +210,8 @@ def _served(model, models):
     "The policy of a model that may be served"
     policy = load_policy(model, models)
     if promoted(policy): return policy
-    raise NotPromoted(f'`{model}` was made by RL and nobody has promoted it yet', f"promote it: POST /models/{model}/promote, or LearningClient().models.promote('{model}')")
+    fix = f"promote it: LearningClient().models.promote('{model}'), or POST /models/{model}/promote"
+    raise NotPromoted(f'`{model}` was made by RL and nobody has promoted it yet', fix)
 
 def _answer(asked, models):
     "The body of the response to a request; raises `LabError`"
@@ -231,7 +232,8 @@ def learning_job(
 )->dict:
     "A job as the learning API has it"
     c,s = job.config,job.status
-    return dict(job_id=job.id, id=job.id, object='learning.job', job_type=c['kind'], training_type=dict(sft='sft_offline', rl='rl_online')[c['kind']], status=s['status'],
+    return dict(job_id=job.id, id=job.id, object='learning.job', status=s['status'],
+        job_type=c['kind'], training_type=dict(sft='sft_offline', rl='rl_online')[c['kind']],
         model=c['model'], base_model=c['model'], training_file_id=c['training_file'], hyperparameters=c['hyperparameters'], metadata=c['metadata'],
         fine_tuned_model=s.get('fine_tuned_model'), error=s.get('error'), metrics=s.get('metrics'),
         **{k:s.get(k) for k in ('created_at', 'started_at', 'updated_at', 'finished_at')})
@@ -242,11 +244,12 @@ def openai_job(
     "A job as OpenAI's API has it"
     c,s = job.config,job.status
     given,metrics = c['hyperparameters'],s.get('metrics') or {}
-    hyper = dict(n_epochs=c['settings'].get('epochs', 'auto'), batch_size=c['settings'].get('batch', 'auto'), learning_rate_multiplier=given.get('learning_rate_multiplier', 'auto'))
+    hyper = dict(n_epochs=c['settings'].get('epochs', 'auto'), batch_size=c['settings'].get('batch', 'auto'),
+        learning_rate_multiplier=given.get('learning_rate_multiplier', 'auto'))
     error = s.get('error') and dict(code=s['error']['code'], message=' → '.join(o for o in (s['error']['message'], s['error']['fix']) if o), param=None)
     return dict(id=job.id, object='fine_tuning.job', created_at=_seconds(s['created_at']), finished_at=_seconds(s.get('finished_at')), model=c['model'],
-        fine_tuned_model=s.get('fine_tuned_model'), status=s['status'], error=error, hyperparameters=hyper, training_file=c['training_file'], validation_file=None,
-        organization_id='synth_lab', result_files=[], seed=c['settings'].get('seed', 0), metadata=c['metadata'] or None, integrations=[],
+        fine_tuned_model=s.get('fine_tuned_model'), status=s['status'], error=error, hyperparameters=hyper,
+        training_file=c['training_file'], validation_file=None, organization_id='synth_lab', result_files=[], seed=c['settings'].get('seed', 0), metadata=c['metadata'] or None, integrations=[],
         trained_tokens=metrics['examples']*metrics['epoch'] if {'examples', 'epoch'} <= metrics.keys() else None, estimated_finish=None,
         method=dict(type='supervised', supervised=dict(hyperparameters=hyper)))
 
@@ -287,10 +290,11 @@ def checkpoints(
         if not o['created'] or (config := _config(_folder(models, o['id']))).get('job_id') != job.id: continue
         m = o['metrics']
         step = m.get('epoch', m.get('iteration', 0))
-        found.append(dict(id=f'ftckpt-{o["id"]}', object='fine_tuning.job.checkpoint', created_at=_seconds(config['created']), fine_tuned_model_checkpoint=o['id'],
-            fine_tuning_job_id=job.id, step_number=step, metrics=dict(step=step) | {k:m[v] for k,v in _METRICS.items() if m.get(v) is not None}))
+        found.append(dict(id=f'ftckpt-{o["id"]}', object='fine_tuning.job.checkpoint', created_at=_seconds(config['created']),
+            fine_tuned_model_checkpoint=o['id'], fine_tuning_job_id=job.id, step_number=step, metrics=dict(step=step) | {k:m[v] for k,v in _METRICS.items() if m.get(v) is not None}))
     return sorted(found, key=lambda o: o['step_number'], reverse=True)
 
+# %% ../nbs/13_serve.ipynb #9e22e412
 def page(
     rows:list,  # with `id`, newest first
     params      # of the request: `after`, `limit`
@@ -342,11 +346,12 @@ def openai_request(
 )->dict: # as `synth_lab.worker.create_job` takes it
     "A request of OpenAI's fine-tuning API"
     method,seed = body.pop('method', None) or dict(type='supervised'),body.pop('seed', None)
-    if not isinstance(method, dict) or method.get('type') != 'supervised': _refuse('method', 'only supervised is done here', 'for RL, make the job by POST /learning/jobs with job_type rl')
+    if not isinstance(method, dict) or method.get('type') != 'supervised':
+        _refuse('method', 'only supervised is done here', 'for RL, make the job by POST /learning/jobs with job_type rl')
     for k,fix in _ABSENT.items():
         if body.pop(k, None): _refuse(k, 'not done here', fix)
-    hyper = {**((method.get('supervised') or {}).get('hyperparameters') or {}), **(body.pop('hyperparameters', None) or {})} | ({} if seed is None else dict(seed=seed))
-    return {k:v for k,v in body.items() if v is not None} | dict(kind='sft', hyperparameters=hyper)
+    hyper = ((method.get('supervised') or {}).get('hyperparameters') or {}) | (body.pop('hyperparameters', None) or {})
+    return {k:v for k,v in body.items() if v is not None} | dict(kind='sft', hyperparameters=hyper | ({} if seed is None else dict(seed=seed)))
 
 # %% ../nbs/13_serve.ipynb #c87b9d20
 LARGEST = 512*2**20 # bytes of an upload, as OpenAI has it
@@ -392,7 +397,8 @@ async def upload(
     request:Request # multipart: `file` and `purpose`
 )->dict:
     "Keep a file that is sent"
-    if 'multipart/form-data' not in request.headers.get('content-type', ''): _refuse('file', 'the body is not multipart/form-data', 'send the file as a form has it')
+    if 'multipart/form-data' not in request.headers.get('content-type', ''):
+        _refuse('file', 'the body is not multipart/form-data', 'send the file as a form has it')
     async with _limited(request, LARGEST).form() as form:
         file,purpose = form.get('file'),form.get('purpose') or 'fine-tune'
         if not hasattr(file, 'read'): _refuse('file', 'there is none in the form', 'send the file under the name `file`')
@@ -526,7 +532,8 @@ class App(FastAPI):
         key = self.made_of[2]
         said = dict(scope['headers']).get(b'authorization', b'')
         if not key or hmac.compare_digest(said, b'Bearer ' + key.encode()): return None
-        return _refusal(NotAllowed('the key is wrong' if said else 'there is no key', 'send the header Authorization: Bearer KEY; ask those who run the server for the key'))
+        fix = 'send the header Authorization: Bearer KEY; those who run the server know the key'
+        return _refusal(NotAllowed('the key is wrong' if said else 'there is no key', fix))
 
 def create_app(
     models:Path|None=None, # folder of checkpoints; by default `models` in the lab
@@ -534,6 +541,7 @@ def create_app(
     key:str|None=None      # what requests have to bring; None: nothing
 )->App: # an ASGI app
     "Chat completions of the models in the box and of those in `models`, and the jobs by which more are made"
+    if key is not None and not key.strip(): raise LabError('the key of the app is empty', 'give one, or key=None for an app that lets everybody in')
     box = Box(models, lab)
     @asynccontextmanager
     async def lifespan(app):
@@ -561,7 +569,8 @@ def _url(sock): return 'http://{}:{}/v1'.format(*sock.getsockname()[:2])
 
 def _server(app):
     "A server of `app`, not yet running; ours first sees to the jobs that an earlier one left"
-    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan='on' if isinstance(app, App) else 'off', access_log=False, proxy_headers=False, server_header=False))
+    lifespan = 'on' if isinstance(app, App) else 'off'
+    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan=lifespan, access_log=False, proxy_headers=False, server_header=False))
 
 @contextmanager
 def serving(

@@ -9,7 +9,7 @@ __all__ = ['KINDS', 'ALIASES', 'OURS', 'TYPES', 'DEATHS', 'JobError', 'JobNotFou
            'cancel_job', 'NotPromoted', 'promoted', 'promote']
 
 # %% ../nbs/12a_worker.ipynb #fa0e414a
-import fcntl, os, pkgutil, re, shutil, signal, subprocess, sys, threading, time
+import fcntl, os, pkgutil, re, shutil, signal, subprocess, sys, threading, time, traceback
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property, lru_cache
@@ -35,6 +35,7 @@ class JobError(LabError):
 
 class JobNotFound(LabError): "The lab has no such job or file"
 
+# %% ../nbs/12a_worker.ipynb #7810db07
 def save_file(
     lab:Path,     # the lab's folder
     name:str,     # what the file was called
@@ -108,7 +109,8 @@ def _named(asked, known):
         if name in found: raise JobError(f'hyperparameters.{k}: {name} is said twice', f'leave out {k} or {name}', f'hyperparameters.{k}')
         if v is not None and not (isinstance(v, str) and v == 'auto'): found[name] = v
     if (m := found.pop('learning_rate_multiplier', None)) is not None and 'lr' in known:
-        if not isinstance(m, (int, float)) or 'lr' in found: raise JobError('hyperparameters.learning_rate_multiplier: a number, and no learning rate beside it', 'leave one out', 'hyperparameters')
+        if not isinstance(m, (int, float)) or 'lr' in found:
+            raise JobError(f'hyperparameters.learning_rate_multiplier = {m!r}: not a number, or a learning rate stands beside it', 'leave one out', 'hyperparameters')
         found['lr'] = m*known['lr'].default
     return found
 
@@ -135,9 +137,9 @@ def call_of(kind, settings):
 def _refuse_setting(kind, shape, first):
     "Say what pydantic found wrong first"
     name = str(first['loc'][0])
-    if first['type'] != 'extra_forbidden': raise JobError(f'hyperparameters.{name} = {first["input"]!r}: {first["msg"]}', 'give it another value', f'hyperparameters.{name}')
-    near = did_you_mean(name, [*shape.model_fields, *(k for k,v in ALIASES.items() if v in shape.model_fields)])
-    raise JobError(f'{kind} has no hyperparameter {name!r}', near, f'hyperparameters.{name}')
+    param,near = f'hyperparameters.{name}',did_you_mean(name, [*shape.model_fields, *(k for k,v in ALIASES.items() if v in shape.model_fields)])
+    if first['type'] == 'extra_forbidden': raise JobError(f'{kind} has no hyperparameter {name!r}', near, param)
+    raise JobError(f'{param} = {first["input"]!r}: {first["msg"]}', 'give it another value', param)
 
 # %% ../nbs/12a_worker.ipynb #dd84e52c
 class JobRequest(BaseModel):
@@ -169,12 +171,13 @@ def check_dataset(
     problems = validate(path, _dialect(lines[0])).problems
     if not problems: return
     p = problems[0]
-    raise JobError(f'{name}, line {p.line}{p.path and f", {p.path}"}: {p.reason}' + (f', and {len(problems)-1} more problems' if len(problems) > 1 else ''), p.fix,
-        'training_file', [dict(o._asdict(), line=o.line) for o in problems[:100]])
+    more = f', and {len(problems)-1} more problems' if len(problems) > 1 else ''
+    raise JobError(f'{name}, line {p.line}{p.path and f", {p.path}"}: {p.reason}{more}', p.fix, 'training_file', [o._asdict() for o in problems[:100]])
 
 def _check_model(model, models):
     "Refuse a model that cannot be trained"
-    if not isinstance(load_policy(model, models), Student): raise JobError(f'`{model}` has no weights to train', 'start from `student` or a checkpoint of it', 'model')
+    if isinstance(load_policy(model, models), Student): return
+    raise JobError(f'`{model}` has no weights to train', 'start from `student` or a checkpoint of it', 'model')
 
 def read_request(asked:dict)->JobRequest: # raises `JobError`
     "A request, checked for its shape"
@@ -205,6 +208,17 @@ def _mend(path):
         raw = f.read()
         f.truncate(raw.rfind(b'\n')+1)
 
+def _last(path):
+    "The last whole line of a JSONL file; None when there is none"
+    with open(path, 'rb') as f:
+        f.seek(max(0, path.stat().st_size - 2**16))
+        lines = f.read().split(b'\n')[:-1]
+    return orjson.loads(lines[-1]) if lines else None
+
+def _event(job_id, kind, seq, type, message, at, level='info', data={}):
+    return dict(seq=seq, type=f'{kind}.{type}', level=level, message=redact(message), data=data, created_at=at, job_id=job_id)
+
+# %% ../nbs/12a_worker.ipynb #a5e10662
 class JobFolder:
     "A job, as it is on the disk"
     def __init__(self, path): self.path,self.id = Path(path),Path(path).name
@@ -225,8 +239,8 @@ class JobFolder:
 
     def note(self, type, message, level='info', **data):
         "Add an event; only whoever holds the lock may"
-        seq = max((o['seq'] for o in self.events()), default=0)+1
-        _append(self.path/'events.jsonl', dict(seq=seq, type=f'{self.config["kind"]}.{type}', level=level, message=redact(message), data=data, created_at=now(), job_id=self.id))
+        seq = _last(self.path/'events.jsonl')['seq']+1
+        _append(self.path/'events.jsonl', _event(self.id, self.config['kind'], seq, type, message, now(), level, data))
 
 # %% ../nbs/12a_worker.ipynb #6059dfc4
 def create_job(
@@ -244,7 +258,7 @@ def create_job(
     if r.training_file: check_dataset(file_path(lab, r.training_file), r.training_file)
     elif r.kind == 'sft': raise JobError('a fine-tuning job needs a file', 'upload one and give its id as training_file', 'training_file')
     made = dict(job_id=job.id, **r.model_dump(), settings=settings, created_at=now())
-    event = dict(seq=1, type=f'{r.kind}.job.{STATES["queued"].event}', level='info', message=f'{r.kind} of {r.model}', data={}, created_at=made['created_at'], job_id=job.id)
+    event = _event(job.id, r.kind, 1, f'job.{STATES["queued"].event}', f'{r.kind} of {r.model}', made['created_at'])
     publish(job.path/'events.jsonl', orjson.dumps(event) + b'\n')
     publish(job.path/'status.json', orjson.dumps(dict(status='queued', created_at=made['created_at'], updated_at=made['created_at'])))
     publish(job.path/'config.json', redact(orjson.dumps(made).decode()).encode())
@@ -280,7 +294,8 @@ def teller(self:JobFolder): # a function of a row of the curves
 # %% ../nbs/12a_worker.ipynb #7148323b
 def _reason(e):
     "An error as the job keeps it"
-    message,fix = (e.message, e.fix) if isinstance(e, LabError) else (f'{type(e).__name__}: {e}', 'this is not an error that the lab knows; worker.log has the traceback')
+    unknown = f'{type(e).__name__}: {e}','the lab does not know this error; worker.log in the folder of the job has the traceback'
+    message,fix = (e.message, e.fix) if isinstance(e, LabError) else unknown
     return dict(code=type(e).__name__, message=redact(message), fix=fix and redact(fix))
 
 @patch
@@ -289,7 +304,7 @@ def end(self:JobFolder, state, message, **what):
     was = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]) # a signal now would leave one half of it
     try:
         told = [o for o in self.events() if (said := state_after(o['type'])) and STATES[said].ends]
-        if not told: self.note(f'job.{STATES[state].event}', message, 'error' if state == 'failed' else 'info', **{k:v for k,v in what.items() if k != 'rejected'})
+        if not told: self.note(f'job.{STATES[state].event}', message, 'error' if state == 'failed' else 'info', **what)
         else: state,what = state_after(told[0]['type']),told[0]['data']
         self.set(status=state, finished_at=now(), **what)
     finally: signal.pthread_sigmask(signal.SIG_SETMASK, was)
@@ -305,11 +320,12 @@ def work(
         trainer,given = call_of(c['kind'], c['settings'])
         data = c['training_file'] and file_path(lab, c['training_file'])
         first,more = (data, dict(base=c['model'])) if c['kind'] == 'sft' else (c['model'], dict(dataset=data))
-        made = trainer(first, models, **more, **given, on_update=job.teller(), state=job.path/'state', job=job.name, extra=KINDS[c['kind']].extra | dict(job_id=job.id))
+        extra = KINDS[c['kind']].extra | dict(job_id=job.id)
+        made = trainer(first, models, **more, **given, on_update=job.teller(), state=job.path/'state', job=job.name, extra=extra)
     except Stopped:
         if (job.path/'cancel').exists(): job.end('cancelled', 'cancelled')
     except Exception as e:
-        if not isinstance(e, LabError): sys.excepthook(type(e), e, e.__traceback__)
+        if not isinstance(e, LabError): print(redact(''.join(traceback.format_exception(e))), file=sys.stderr)
         reason = _reason(e)
         job.end('failed', reason['message'], error=reason)
     else: job.end('succeeded', f'made {made.model}', fine_tuned_model=made.model, metrics=made.metrics, rejected=made.rejected)
@@ -322,7 +338,9 @@ def _held(job):
     try:
         try: fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError: yield None
-        else: yield fd
+        else:
+            os.ftruncate(fd, 0) # of the one who had it before: its number may be another process's by now
+            yield fd
     finally: os.close(fd) # a worker that has it goes on holding it
 
 def _spawn(job, lab, models, fd):
@@ -331,7 +349,6 @@ def _spawn(job, lab, models, fd):
     with open(job.path/'worker.log', 'ab') as log:
         child = subprocess.Popen([sys.executable, '-c', 'from synth_lab.worker import _child; _child()', job.path, lab, models], pass_fds=[fd],
             start_new_session=True, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env)
-    os.ftruncate(fd, 0)
     os.pwrite(fd, str(child.pid).encode(), 0)
     threading.Thread(target=child.wait, daemon=True).start() # or it would stay behind as a zombie
 
@@ -371,10 +388,13 @@ def start_job(
         if job.state == 'queued': job.note(f'job.{STATES["running"].event}', 'started')
         elif job.deaths() >= DEATHS:
             said = f'its worker died {DEATHS} times in a row without getting any further: {_last_words(job)}'
-            return job.end('failed', said, error=dict(code='WorkerDied', message=said, fix='see worker.log in the folder of the job; with too little memory, ask for less'))
+            return job.end('failed', said, error=dict(code='WorkerDied', message=said, fix='see worker.log in the folder of the job; if memory is short, ask for less'))
         else: job.note('job.resumed', 'the worker was gone; another one goes on', 'warn')
         job.set(status='running', **(dict(started_at=now()) if job.state == 'queued' else {}))
-        _spawn(job, Path(lab).absolute(), Path(models).absolute(), fd)
+        try: _spawn(job, Path(lab).absolute(), Path(models).absolute(), fd)
+        except OSError as e:
+            reason = dict(code='WorkerDied', message=f'its worker could not be started: {e}', fix='make room, and make the job again')
+            job.end('failed', reason['message'], error=reason)
 
 def tend(
     job:JobFolder,

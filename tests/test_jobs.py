@@ -149,6 +149,13 @@ def test_a_worker_that_dies_again_and_again_has_failed(lab, walks, monkeypatch):
 def worker_gone(job):
     with worker._held(job) as fd: return fd is not None
 
+def test_a_worker_that_cannot_be_started(lab, walks, monkeypatch):
+    file = save_file(lab, 'w.jsonl', walks.read_bytes())
+    job = create_job(lab, lab/'models', dict(kind='sft', model='student', training_file=file['id']))
+    monkeypatch.setattr(worker.sys, 'executable', '/no/such/python')
+    start_job(job, lab, lab/'models')
+    assert job.state == 'failed' and 'could not be started' in job.status['error']['message']
+
 def test_only_one_works_on_a_job(lab, walks):
     file = save_file(lab, 'w.jsonl', walks.read_bytes())
     job = create_job(lab, lab/'models', dict(kind='sft', model='student', training_file=file['id']))
@@ -198,6 +205,7 @@ def test_a_failure_keeps_its_reason(made, error, code, message, fix, capsys):
     found = job.status['error']
     assert (job.state, found['code'], found['message']) == ('failed', code, message) and fix in found['fix']
     assert job.events()[-1]['level'] == 'error' and job.events()[-1]['message'] == message
+    assert '0123456789abcdef' not in capsys.readouterr().err
 
 def test_an_end_that_was_told_stands(made):
     "Whoever dies between the last event and the status leaves an event that decides"
@@ -351,10 +359,10 @@ def test_pages_of_the_box(lab, walks, client):
     file = save_file(lab, 'w.jsonl', walks.read_bytes())
     job = create_job(lab, lab/'models', dict(kind='sft', model='student', training_file=file['id']))
     tell = job.teller()
-    for i in range(450): tell(dict(epoch=i, loss=1., accuracy=0., val_loss=None))
+    for i in range(210): tell(dict(epoch=i, loss=1., accuracy=0., val_loss=None))
     mine = client.jobs.get(job.id)
-    assert [o['step'] for o in mine.metrics() if o['name'] == 'loss'] == list(range(450)) and len(mine.metrics()) == 900
-    assert [o['seq'] for o in mine.events()] == list(range(1, 452)) and [o['seq'] for o in client.jobs.events(job.id, since=449)] == [450, 451]
+    assert [o['step'] for o in mine.metrics() if o['name'] == 'loss'] == list(range(210)) and len(mine.metrics()) == 420
+    assert [o['seq'] for o in mine.events()] == list(range(1, 212)) and [o['seq'] for o in client.jobs.events(job.id, since=209)] == [210, 211]
     page = send(create_app(lab/'models'), 'GET', f'/learning/jobs/{job.id}/metrics?after_step=0&limit=3').json()['points']
     assert [(o['step'], o['name']) for o in page] == [(1, 'loss'), (1, 'accuracy'), (2, 'loss'), (2, 'accuracy')]
     assert send(create_app(lab/'models'), 'GET', f'/learning/jobs/{job.id}/metrics?limit=no').status_code == 400
@@ -383,6 +391,10 @@ def test_the_worker_gets_no_keys(lab, walks, monkeypatch):
     file = save_file(lab, 'w.jsonl', walks.read_bytes())
     start_job(create_job(lab, lab/'models', dict(kind='sft', model='student', training_file=file['id'])), lab, lab/'models')
     assert len(seen) == 1 and KEY not in str(seen)
+
+def test_an_empty_key_lets_nobody_in_by_mistake(lab):
+    for key in ('', ' '):
+        with pytest.raises(LabError, match='empty'): create_app(lab/'models', key=key)
 
 def test_an_app_with_a_key_goes_to_another_process(lab):
     import pickle
