@@ -148,14 +148,14 @@ def nobody_looks()->bool:
     return not (sys.stdout.isatty() or 'IPython' in sys.modules and sys.modules['IPython'].get_ipython())
 
 def screen():
-    "Two functions of a text, for where this runs: show it, and leave it there for good"
+    "Two functions of a text, and perhaps a picture, for where this runs: show it, and leave it there for good; a terminal gets the text"
     if _in_notebook(): return _notebook()
-    return _terminal() if sys.stderr.isatty() else (lambda text: None,)*2
+    return _terminal() if sys.stderr.isatty() else (lambda text, picture=None: None,)*2
 
 def _notebook():
     from IPython.display import Markdown, display
     handle = display(Markdown('starting'), display_id=True)
-    show = lambda text: handle.update(Markdown(text))
+    show = lambda text, picture=None: handle.update(picture or Markdown(text))
     return show,show
 
 def _terminal():
@@ -164,8 +164,8 @@ def _terminal():
     from rich.text import Text
     line = Line(console=Console(stderr=True), refresh_per_second=4)
     line.start()
-    def show(text): line.update(Text(text, no_wrap=True, overflow='ellipsis'))
-    def close(text):
+    def show(text, picture=None): line.update(Text(text, no_wrap=True, overflow='ellipsis'))
+    def close(text, picture=None):
         show(text)
         line.stop()
     return show,close
