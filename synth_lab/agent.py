@@ -53,7 +53,7 @@ Every message shows what you see now and what your last actions did. Answer it w
 PICTURE = '''Every message comes with a picture of the game. Its upper part is what you see, 9 cells wide and 7 high: up is up, and you are the figure in the middle, with a yellow mark on the side that you face. It darkens at night. The two rows below it are what you have: health, food, drink and energy first, then the items you hold, each with its number.'''
 
 # %% ../nbs/05_agent.ipynb #2db28129
-REMEMBERING = '''Two lines of every message say what you saw earlier in this game and do not see now. `remembered` names for each kind the nearest place where you last saw it, in cells from where you stand now; creatures may have moved since. `unexplored` says after how many steps straight to a side the view will show ground that you have never seen; a side without any is left out.'''
+REMEMBERING = '''Two lines of every message say what you saw earlier in this game and do not see now. `remembered` names for each kind the nearest place where you last saw it, in cells from where you stand now; creatures may have moved since. `unexplored` says for each side how many cells it is, straight on, to the nearest that you have never seen; a side without any is left out.'''
 
 # %% ../nbs/05_agent.ipynb #8d12c4cb
 @dataclass(frozen=True)

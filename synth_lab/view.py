@@ -31,7 +31,7 @@ NEIGHBOUR = dict(left=-1, right=1, up=-WIDTH, down=WIDTH)
 class Remembered:
     "What the agent has seen before and does not see now"
     places:tuple[tuple[str,int,int],...]  # kind, cells to the right, cells down; the nearest of each kind, nearest first
-    unexplored:tuple[tuple[int,str],...]  # steps to a side until new ground comes into view, fewest first; a side without any is left out
+    unexplored:tuple[tuple[int,str],...]  # cells to a side to the nearest that was never seen, nearest first; a side without any is left out
 
 @dataclass(frozen=True, slots=True)
 class Observation:
@@ -175,12 +175,11 @@ MEMORABLE = tuple('water grass stone path tree coal iron diamond table furnace c
 _MEMORABLE = [(CODE[o], o) for o in MEMORABLE]
 _span = range(-FAR, FAR+1)
 _PLACES = sorted(((x, y) for y in _span for x in _span if abs(x)+abs(y) <= FAR and (abs(x) > WIDTH//2 or abs(y) > HEIGHT//2)), key=lambda o: abs(o[0])+abs(o[1]))
-_rows,_columns = range(-(HEIGHT//2), HEIGHT//2+1),range(-(WIDTH//2), WIDTH//2+1)
-_COMING = dict(left=[(-x, y) for x in range(WIDTH//2+1, FAR) for y in _rows], right=[(x, y) for x in range(WIDTH//2+1, FAR) for y in _rows],
-    up=[(x, -y) for y in range(HEIGHT//2+1, FAR) for x in _columns], down=[(x, y) for y in range(HEIGHT//2+1, FAR) for x in _columns])
-_TOLD = np.array([y*_MAP+x for x,y in (*_PLACES, *(o for cells in _COMING.values() for o in cells))])
-_ends = np.cumsum([len(_PLACES), *map(len, _COMING.values())]).tolist()
-_SIDES = [(side, start, end, HEIGHT if side in ('left', 'right') else WIDTH) for side,start,end in zip(_COMING, _ends, _ends[1:])]
+_AHEAD = dict(left=[(-n, 0) for n in range(WIDTH//2+1, FAR+1)], right=[(n, 0) for n in range(WIDTH//2+1, FAR+1)],
+    up=[(0, -n) for n in range(HEIGHT//2+1, FAR+1)], down=[(0, n) for n in range(HEIGHT//2+1, FAR+1)])
+_TOLD = np.array([y*_MAP+x for x,y in (*_PLACES, *(o for cells in _AHEAD.values() for o in cells))])
+_ends = np.cumsum([len(_PLACES), *map(len, _AHEAD.values())]).tolist()
+_SIDES = [(side, start, end, FAR+1-end) for side,start,end in zip(_AHEAD, _ends, _ends[1:])]
 
 @patch
 def recall(self:Memory)->Remembered:
@@ -188,7 +187,7 @@ def recall(self:Memory)->Remembered:
     x,y = self.at
     cells = self.cells.ravel().take(_TOLD + (y*_MAP+x)).tobytes()
     places = sorted([(i, kind) for code,kind in _MEMORABLE if (i := cells.find(code, 0, len(_PLACES))) >= 0])
-    unexplored = sorted([((i-start)//width + 1, side) for side,start,end,width in _SIDES if (i := cells.find(0, start, end)) >= 0])
+    unexplored = sorted([(i+more, side) for side,start,end,more in _SIDES if (i := cells.find(0, start, end)) >= 0])
     return Remembered(tuple([(kind, *_PLACES[i]) for i,kind in places]), tuple(unexplored))
 
 # %% ../nbs/02_view.ipynb #5272bb16

@@ -116,11 +116,12 @@ def test_the_nearest_remembered_place_is_that_of_a_plain_search(seed, corner):
             if kind in MEMORABLE and n <= FAR and (abs(i-x) > 4 or abs(j-y) > 3): away[kind] = min(n, away.get(kind, n))
         assert {kind:abs(dx)+abs(dy) for kind,dx,dy in obs.remembered.places} == away
         assert all(book[x+dx,y+dy] == kind for kind,dx,dy in obs.remembered.places)
-        for n,side in obs.remembered.unexplored:
-            dx,dy = dict(left=(-1,0), right=(1,0), up=(0,-1), down=(0,1))[side]
-            edge = lambda n: [(x+dx*(n+4)+abs(dy)*o, y+dy*(n+3)+abs(dx)*o) for o in (range(-4, 5) if dy else range(-3, 4))]
-            unseen = lambda n: [o for o in edge(n) if o not in book]
-            assert unseen(n) and not any(0 <= i < AREA[0] and 0 <= j < AREA[1] for m in range(1, n) for i,j in unseen(m))
+        told = {side:n for n,side in obs.remembered.unexplored}
+        for side,(dx,dy) in dict(left=(-1,0), right=(1,0), up=(0,-1), down=(0,1)).items():
+            line = [n for n in range(1, FAR+1) if (x+n*dx, y+n*dy) not in book]
+            beyond = lambda i,j: dict(left=i < 0, right=i >= AREA[0], up=j < 0, down=j >= AREA[1])[side]
+            known = line and beyond(x+line[0]*dx, y+line[0]*dy) and any(beyond(*o) for o in book) # that the world ends there
+            assert told.get(side) == (line[0] if line and not known else None)
 
 def test_nothing_is_new_beyond_the_end_of_the_world():
     world,memory = World(seed=4),Memory()
