@@ -347,8 +347,9 @@ _PLAYED = dict(
     calls="""SELECT c.episode_id, c.turn, c.actions, c.logprobs, m.body FROM calls c JOIN messages m ON m.msg_id = c.prompt_ids[-1]
         WHERE c.run_id = ? AND c.verdict = 'ok' ORDER BY c.episode_id, c.turn""",
     steps='SELECT episode_id, turn, step, reward, unlocked FROM steps WHERE run_id = ? ORDER BY episode_id, step',
-    scores="""SELECT episode_id, scope, turn, sum(value) AS value FROM rewards
-        WHERE run_id = ? AND source != 'env' AND scope IN ('turn', 'episode') GROUP BY ALL""")
+    scores="""SELECT episode_id, scope, turn, sum(value) AS value FROM (SELECT episode_id, scope, turn, source,
+            coalesce(max(value) FILTER (name = source), sum(value)) AS value
+        FROM rewards WHERE run_id = ? AND source != 'env' AND scope IN ('turn', 'episode') GROUP BY ALL) GROUP BY ALL""")
 
 def _empty(length, worlds):
     "`Judged` of nothing yet"
@@ -394,7 +395,7 @@ class Served:
     "A sampler for `rl` that plays through a server, and keeps the traces"
     store:Store           # where the traces go
     client:object         # an `AsyncInferenceClient` of a server that serves the folder of models
-    judge:Callable=None   # called with the store and a run's id; writes scores, see `Store.score`
+    judge:Callable=None   # called with the store and a run's id, gives scores to what has none: a `LocalJudge`, an `LLMJudge`
     max_actions:int=8     # most actions in one call
     concurrency:int=32    # episodes at once
 
@@ -417,7 +418,8 @@ def play(self:Served,
         concurrency=self.concurrency, split='train', resume=True))
     if len(run.failed) or run.episodes.unusable.any():
         raise TrainError(f'run `{run_id}` has {len(run.failed)} failed episodes: {run}', 'mend that; the same call with the same state=… goes on from there')
-    if self.judge and not self.store.rows("SELECT 1 FROM rewards WHERE run_id = ? AND source != 'env' LIMIT 1", run_id): self.judge(self.store, run_id)
+    if getattr(said := self.judge and self.judge(self.store, run_id), 'failures', None):
+        raise TrainError(f'run `{run_id}` is not judged: {said}', 'mend the judge; the same call with the same state=… goes on from there')
     r = read_run(self.store, run_id, [o['episode_id'] for o in plan_episodes(run_id, worlds.tolist(), int(counts[0]))], length)
     mine = np.take_along_axis(log_softmax(logits(weights, r.x)), r.action[...,None], -1)[...,0]
     if (off := np.abs(mine-r.logprob)[r.alive].max()) > 1e-3:
