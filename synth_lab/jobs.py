@@ -343,13 +343,17 @@ def _line(event):
     "An event in a line"
     return f'[{str(event.get("created_at", ""))[11:19]}] {event["seq"]} {event["type"]}: {event.get("message", "")}'
 
+def _title(job):
+    "What a job does to which kind of model, without ids"
+    return f'{job.row.get("job_type") or "training"} of {re.sub(":(ft)?job[_-].*", "", str(job.row.get("model")))}: {job.status}'
+
 def _shows(job):
     "A function of an `Update` that shows it where this runs"
     from synth_lab.live import _in_notebook # it brings scipy, which a worker has no use for
     if _in_notebook():
         from IPython.display import display
-        handle = display(Chart([], repr(job)), display_id=True)
-        return lambda new: handle.update(Chart(job._read, repr(job))) if new.events or new.points else None
+        handle = display(Chart([], _title(job)), display_id=True)
+        return lambda new: handle.update(Chart(job._read, _title(job))) if new.events or new.points else None
     if sys.stderr.isatty(): return lambda new: [print(_line(o), file=sys.stderr, flush=True) for o in new.events]
     return lambda new: None
 
@@ -365,7 +369,7 @@ async def follow(self:AsyncJob,
 @patch
 async def chart(self:AsyncJob)->Chart:
     "Its curves so far"
-    return Chart(await self._client._points(self.id, Cursor()), self.id)
+    return Chart(await self._client._points(self.id, Cursor()), _title(self))
 
 def _follow(self, timeout:float=None):
     "Show the job until its end; raises `JobFailed`, `JobTimeout`"
