@@ -22,7 +22,7 @@ from fastcore.aio import iter_sync, run_sync
 from fastcore.basics import AttrDict, patch
 from fastcore.xtras import dict2obj
 
-from .client import AsyncInferenceClient, BadRequest, Call, ModelNotFoundError, ServerError, _json, endpoint, read_response
+from .client import AsyncInferenceClient, BadRequest, Call, EndpointDown, ModelNotFoundError, ServerError, _json, endpoint, read_response
 from .core import LabError, new_id
 
 # %% ../nbs/12_jobs.ipynb #4500d555
@@ -266,10 +266,11 @@ class AsyncJob:
 # %% ../nbs/12_jobs.ipynb #997e47d9
 @patch
 async def _look(self:AsyncJob):
-    "What is new since the last look"
+    "What is new since the last look; one that breaks off in between never was"
     self.row = await self._client.api('GET', f'/learning/jobs/{self.id}')
-    events,points = await self._client._events(self.id, self._cursor),await self._client._points(self.id, self._cursor)
-    self._read += points
+    cursor = Cursor(self._cursor.seq, dict(self._cursor.steps))
+    events,points = await self._client._events(self.id, cursor),await self._client._points(self.id, cursor)
+    self._cursor,self._read = cursor,self._read + points
     said = [o for o in (state_after(e['type']) for e in events) if o and STATES[o].ends]
     if said and not STATES[self.status].ends:
         await asyncio.sleep(.2) # the status comes right behind the event
@@ -280,17 +281,24 @@ async def _look(self:AsyncJob):
 @patch
 async def _watch(self:AsyncJob, timeout):
     "An `Update` at a time, until the job has ended; raises `JobTimeout`"
-    until,wait = None if timeout is None else time.monotonic()+timeout,.1
+    until,wait,heard = None if timeout is None else time.monotonic()+timeout,.1,None
+    try:
+        while True:
+            async with asyncio.timeout(None if until is None else until-time.monotonic()): new = await self._look_again(heard)
+            yield new
+            if STATES[new.status].ends: return
+            heard,wait = time.monotonic(),.1 if new.events else min(wait*1.5, 2)
+            async with asyncio.timeout(None if until is None else until-time.monotonic()): await asyncio.sleep(wait)
+    except TimeoutError: raise self._late(timeout) from None
+
+@patch
+async def _look_again(self:AsyncJob, heard):
+    "What is new; a server that answered, at `heard` the last time, may be away for a while"
     while True:
-        try:
-            async with asyncio.timeout(None if until is None else until-time.monotonic()): new = await self._look()
-        except TimeoutError: raise self._late(timeout) from None
-        yield new
-        if STATES[new.status].ends: return
-        wait = .1 if new.events else min(wait*1.5, 2)
-        if until is not None and time.monotonic()+wait > until: wait = max(0, until-time.monotonic())
-        await asyncio.sleep(wait)
-        if until is not None and time.monotonic() >= until: raise self._late(timeout)
+        try: return await self._look()
+        except (EndpointDown, ServerError):
+            if heard is None or time.monotonic()-heard > self._client.settings.limits.max_wait: raise
+        await asyncio.sleep(.5)
 
 # %% ../nbs/12_jobs.ipynb #2e999554
 @patch

@@ -1,6 +1,7 @@
 "Training as jobs: their folder, their process, the learning API and its client"
 import asyncio, json, os, signal, socket, time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx, pytest
@@ -10,6 +11,7 @@ from synth_lab.client import AsyncInferenceClient, AuthError, BadRequest, Endpoi
 from synth_lab.core import LabError
 from synth_lab.jobs import AsyncLearningClient, Cursor, JobCancelled, JobFailed, JobTimeout, LearningClient, NotFound, state_after, state_of
 from synth_lab.policies import init_weights, load_policy, save_checkpoint
+from synth_lab.rows import to_synth, to_trl
 from synth_lab.serve import create_app, serving, serving_process
 from synth_lab.tools import interact_many
 from synth_lab.train import Trained
@@ -127,6 +129,42 @@ def test_a_server_and_its_worker_that_are_killed(walks, lab, undisturbed):
     with serving_process('synth_lab.serve:create_app', dict(models=str(lab/'models'))) as url:
         until(lambda: folder.state == 'succeeded', 180) # nobody asked: the server saw to it when it started
         same(lab, LearningClient(url).jobs.get(job.id), undisturbed)
+
+@pytest.mark.slow
+def test_rl_ends_with_the_same_weights_too(client, lab):
+    asked = dict(iterations=8, worlds=4, length=60, seeds=[1, 2, 3], warmup=1, seed=5)
+    calm,killed = (client.jobs.create('rl', 'student', **asked) for _ in range(2))
+    folder = find_job(lab, killed.id)
+    until(lambda: len(folder.rows()) > 2)
+    os.kill(pid_of(folder), signal.SIGKILL)
+    for o in (calm, killed): o.wait(180)
+    assert weights(lab, calm.fine_tuned_model) == weights(lab, killed.fine_tuned_model) and [o['value'] for o in calm.metrics()] == [o['value'] for o in killed.metrics()]
+    assert Counter(kinds(killed.events())) == {'job.created':1, 'job.started':1, 'job.resumed':1, 'iteration':8, 'job.completed':1} and numbered_once(killed.events())
+
+@pytest.mark.slow
+def test_whoever_follows_outlives_the_server_too(walks, lab, undisturbed, monkeypatch):
+    seen = []
+    monkeypatch.setattr(client_module, '_shows', lambda job: lambda new: seen.extend(new.events))
+    options = dict(models=str(lab/'models'))
+    with serving_process('synth_lab.serve:create_app', options) as url:
+        client = LearningClient(url)
+        job = client.jobs.create('sft', 'student', client.files.upload(walks).id, **LONG | dict(epochs=400))
+        with ThreadPoolExecutor() as pool:
+            followed = pool.submit(job.follow, 180)
+            until(lambda: len(seen) > 5)
+            port = httpx.URL(url).port
+            os.kill(server_of(port), signal.SIGKILL)
+            time.sleep(.5)
+            with serving_process('synth_lab.serve:create_app', options, port=port): assert followed.result().status == 'succeeded'
+    assert [o['seq'] for o in seen] == list(range(1, 404)) and kinds(seen)[-1] == 'job.completed'
+
+def server_of(port):
+    "The process that listens on `port`"
+    inode = next(o.split()[9] for o in Path('/proc/net/tcp').read_text().splitlines() if f':{port:04X} ' in o and ' 0A ' in o)
+    for fd in Path('/proc').glob('[0-9]*/fd/*'):
+        try:
+            if os.readlink(fd) == f'socket:[{inode}]': return int(fd.parts[2])
+        except OSError: pass
 
 @pytest.mark.slow
 def test_a_worker_outlives_its_server(walks, lab, undisturbed):
@@ -253,6 +291,11 @@ def test_hyperparameters_are_named(client, walks, asked, words, lab):
 def test_those_of_rl_are_its_recipes_too(client):
     with pytest.raises(BadRequest, match='did you mean `clip`'): client.jobs.create('rl', 'student', clipp=.1)
     with pytest.raises(BadRequest, match='did you mean `episodes_per_batch`'): client.jobs.create('rl', 'student', episodes_per_batchs=4)
+
+@pytest.mark.parametrize('write', [lambda row: row, to_trl, to_synth])
+def test_a_file_in_any_dialect(lab, write):
+    file = save_file(lab, 'w.jsonl', lines(write(walk(i)) for i in range(3)))
+    assert create_job(lab, lab/'models', dict(kind='sft', model='student', training_file=file['id'])).state == 'queued'
 
 def test_a_bad_file_is_named_by_line_and_path(client, lab, tmp_path):
     (tmp_path/'bad.jsonl').write_bytes(lines([walk(0), dict(messages=[dict(role='user', content='Hello!'), dict(role='assistant', content=None)])]))
