@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['TARGETS', 'SIDES', 'STATS', 'LEVELS', 'CRAFTS', 'FEATURE_SPEC', 'WIDTHS', 'N_FEATURES', 'FEATURE_HASH', 'NEXT',
-           'TOOLS', 'WANTS', 'GOALS', 'BUILTIN', 'spread', 'boards', 'reach', 'sight', 'features', 'describe',
-           'imagine', 'Scene', 'unmade', 'sleep_on', 'fight', 'rest', 'make', 'place_first', 'search_grass', 'build',
-           'gather', 'explore', 'Decision', 'unroll', 'Policy', 'Random', 'Expert', 'init_weights', 'log_softmax',
-           'forward', 'logits', 'Student', 'CheckpointError', 'ModelNotFound', 'save_checkpoint', 'load_policy',
-           'list_models']
+           'TOOLS', 'WANTS', 'GOALS', 'FAR_WANTS', 'FAR_GOALS', 'BUILTIN', 'spread', 'boards', 'reach', 'sight',
+           'features', 'describe', 'imagine', 'Scene', 'unmade', 'sleep_on', 'fight', 'rest', 'make', 'place_first',
+           'search_grass', 'build', 'gather', 'explore', 'furnish', 'fetch', 'discover', 'Decision', 'unroll', 'Policy',
+           'Random', 'Expert', 'init_weights', 'log_softmax', 'forward', 'logits', 'Student', 'CheckpointError',
+           'ModelNotFound', 'save_checkpoint', 'load_policy', 'list_models']
 
 # %% ../nbs/10_policies.ipynb #9ae0578a
 import json, shutil
@@ -245,6 +245,15 @@ def _change(obs, action):
     if change is None: return None
     return dict(sleeping=awake.sleeping, achievements=awake.achievements) | change
 
+_STEP = dict(left=(-1,0), right=(1,0), up=(0,-1), down=(0,1))
+_BACK = dict(left='right', right='left', up='down', down='up')
+
+def _carried(remembered, side):
+    "What is remembered, after a step to `side`"
+    dx,dy = _STEP[side]
+    return replace(remembered, places=tuple((kind, x-dx, y-dy) for kind,x,y in remembered.places),
+        unexplored=tuple((max(1, n - (o == side) + (o == _BACK[side])), o) for n,o in remembered.unexplored))
+
 def _hurt(obs): return bool(obs.last) and 'health -' in obs.last[-1][1] # a blow wakes the sleeper one step later
 
 def imagine(
@@ -259,7 +268,9 @@ def imagine(
     after = replace(obs, step=step, daylight=round(daylight(step), 2), **change)
     around = _around(after.grid)
     if 0 in around[:4] or not _CREATURES.isdisjoint(around) or (after.sleeping and _hurt(obs)): return None
-    return replace(after, last=(*obs.last, (action, effect(obs, action, after)))[-8:])
+    said = effect(obs, action, after)
+    if obs.remembered and said.startswith('moved'): after = replace(after, remembered=_carried(obs.remembered, after.facing))
+    return replace(after, last=(*obs.last, (action, said))[-8:])
 
 # %% ../nbs/10_policies.ipynb #d6d0eb92
 _SIDE_BIT = {s:1<<i for s,i in zip(SIDES, NEXT)}
@@ -279,6 +290,7 @@ class Scene:
         self.dig = sum(self.tiles[k] for k,rule in constants.collect.items()
             if rule['leaves'] in constants.walkable and rule.get('probability', 1) == 1 and self.has(rule['require']))
         self.bridge = self.tiles['water'] if self.held['stone'] else 0
+        self.far = {kind:(dx, dy) for kind,dx,dy in obs.remembered.places} if obs.remembered else {}
 
     def has(self, amounts): return all(self.held[k] >= n for k,n in amounts.items())
     def new(self, achievement): return achievement not in self.obs.achievements
@@ -290,15 +302,22 @@ def walk(self:Scene,
     goal:int # board of the tiles to reach
 ): # (cost, side of the first step), `None` when there is no way
     "The cheapest way to stand beside, or on, a tile of `goal`"
-    seen,layers = 1<<CENTRE,[0, 0, 0, 0]
-    for cost in range(1, 40):
-        layer = goal if cost == 1 else self.free&spread(layers[3]) | self.dig&spread(layers[2]) | self.bridge&spread(layers[0])
+    return self.flood({1:goal})
+
+@patch
+def flood(self:Scene,
+    begin:dict # cost → board of the tiles from where the goal costs that much
+): # (cost, side of the first step), `None` when there is no way
+    "The cheapest way to where a flood begins"
+    seen,layers,least = 1<<CENTRE,[0, 0, 0, 0],min(begin)
+    for cost in range(least, least+39):
+        layer = begin.get(cost, 0) | self.free&spread(layers[3]) | self.dig&spread(layers[2]) | self.bridge&spread(layers[0])
         layer &= ~seen
         seen |= layer
         sides = [s for s in (self.obs.facing, *SIDES) if layer & _SIDE_BIT[s]]
         if sides: return cost,sides[0]
         layers = [*layers[1:], layer]
-        if not any(layers): return None
+        if cost >= max(begin) and not any(layers): return None
 
 @patch
 def step(self:Scene,
@@ -382,21 +401,28 @@ WANTS = (
     ('skeleton',    0, 'a skeleton to defeat',       lambda s: s.new('defeat_skeleton') and s.obs.health >= 4),
     ('ripe_plant',  5, 'my plant is ripe',           lambda s: True))
 
-def gather(scene):
-    ways = [(way[0]-worth, *way, kind, why) for kind,worth,why,wanted in WANTS
-        if scene.tiles[kind] and wanted(scene) and (way := scene.walk(scene.tiles[kind]))]
+def _nearest(scene, ways):
+    "A step on the best of `ways`: (cost less worth, cost, side, kind, why)"
     if not ways: return None
     _,cost,side,kind,why = min(ways)
     return scene.step(side),f'{why}: {kind} {cost} {"step" if cost == 1 else "steps"} away, first {side}'
 
+def gather(scene):
+    ways = [(way[0]-worth, *way, kind, why) for kind,worth,why,wanted in WANTS
+        if scene.tiles[kind] and wanted(scene) and (way := scene.walk(scene.tiles[kind]))]
+    return _nearest(scene, ways)
+
 # %% ../nbs/10_policies.ipynb #11346d11
 _EDGE = dict(left=sum(1<<i for i in range(0, 63, 9)), right=sum(1<<i for i in range(8, 63, 9)), up=2**9-1, down=(2**9-1)<<54)
-_BACK = dict(left='right', right='left', up='down', down='up')
 _SHIFT = dict(left=lambda x: (x&_NOT_RIGHT)<<1, right=lambda x: (x&_NOT_LEFT)>>1, up=lambda x: (x<<9)&_ALL, down=lambda x: x>>9)
 
-def explore(scene):
+def _heading(scene):
+    "The side of most moves of the last turn"
     moves = [a.removeprefix('move_') for a,e in scene.obs.last if 'moved' in e]
-    ahead = max(SIDES, key=lambda s: (moves.count(s), s == scene.obs.facing))
+    return max(SIDES, key=lambda s: (moves.count(s), s == scene.obs.facing))
+
+def explore(scene):
+    ahead = _heading(scene)
     turns = [s for s in SIDES if s not in (ahead, _BACK[ahead])]
     for side in (ahead, *scene.rng.permutation(turns).tolist(), _BACK[ahead]):
         unseen = _SHIFT[side](scene.tiles['void']) if scene.imagined else 0
@@ -405,6 +431,112 @@ def explore(scene):
     return scene.step(str(scene.rng.choice(SIDES))),'feel my way out of a corner'
 
 GOALS = (sleep_on, fight, rest, make, place_first, build, search_grass, gather, explore)
+
+# %% ../nbs/10_policies.ipynb #c158169b
+def _dots(board): return [i for i in range(63) if board>>i & 1]
+
+@patch
+def travel(self:Scene,
+    dx:int, # cells to the right
+    dy:int  # cells down
+): # (cost, side of the first step), `None` when there is no way out of the view
+    "The cheapest way to a place out of view"
+    edge = _EDGE['left'] | _EDGE['right'] | _EDGE['up'] | _EDGE['down'] | (spread(self.tiles['void']) if self.imagined else 0)
+    begin = {}
+    for board,price in ((self.free, 1), (self.dig, 2), (self.bridge, 4)):
+        for i in _dots(board & edge):
+            n = price + int(abs(dx-_X[i]) + abs(dy-_Y[i]))
+            begin[n] = begin.get(n, 0) | 1<<i
+    return self.flood(begin) if begin else None
+
+@patch
+def where(self:Scene,
+    kind:str # one of `KINDS`
+): # (cost, side of the first step), `None` when there is no way
+    "The cheapest way to a thing that is in view or remembered"
+    if self.tiles[kind]: return self.walk(self.tiles[kind])
+    return self.travel(*self.far[kind]) if kind in self.far else None
+
+# %% ../nbs/10_policies.ipynb #f7e72884
+def _beside(board):
+    "The cells of a board, and the eight around each"
+    row = board | (board&_NOT_LEFT)>>1 | (board&_NOT_RIGHT)<<1
+    return (row | row>>9 | row<<9) & _ALL
+
+def _affords(scene, tool, stations):
+    "Whether the materials of `tool` are there when `stations` are built, too"
+    uses = [_RULE[tool]['uses'], *(constants.place[o]['uses'] for o in stations)]
+    return all(scene.held[k] >= sum(o.get(k, 0) for o in uses) for k in {k for o in uses for k in o})
+
+def _found(scene, name, stations):
+    "Place the station `name`, within reach of those of `stations` that are near"
+    side = scene.obs.facing
+    if scene.obs.faced in constants.place[name]['where']: return f'place_{name}',f'build a {name}'
+    if _SIDE_BIT[side] & scene.dig & ~scene.tiles['tree']: return 'do',f'dig room for a {name}'
+    for side in SIDES:
+        shift = _SHIFT[_BACK[side]] # a board, one cell to `side`
+        here = scene.free & _SIDE_BIT[side] and shift(_SIDE_BIT[side]) & (scene.free | scene.dig)
+        if here and all(scene.tiles[o] & shift(_NINE) for o in stations if scene.near(o)): return f'move_{side}',f'find room for a {name}'
+    sides = [o for o in SIDES if _SIDE_BIT[o] & scene.dig]
+    way = (1, sides[0]) if sides else scene.walk(scene.free)
+    return way and (scene.step(way[1]),f'find room for a {name}')
+
+def _workshop(scene, tool):
+    "Get near to all that `tool` is made at"
+    stations,why = _RULE[tool]['nearby'],f'to make the {tool[5:].replace("_", " ")}'
+    lacking,spot = [o for o in stations if not scene.near(o)],scene.free
+    for o in stations: spot &= _beside(scene.tiles[o])
+    if spot and (way := scene.walk(spot)) and way[0] <= 8: return scene.step(way[1]),f'walk to the {stations[-1]} {why}'
+    if _affords(scene, tool, lacking):
+        way = scene.where(lacking[0]) if len(stations) == 1 else None
+        return (scene.step(way[1]),f'walk to the {lacking[0]} {why}') if way and way[0] <= 9 else _found(scene, lacking[0], stations)
+    ways = [(*way, o) for o in lacking if _affords(scene, tool, [k for k in lacking if k != o]) and (way := scene.where(o)) and way[0] <= 40]
+    if ways: return scene.step(min(ways)[1]),f'walk to the {min(ways)[2]} {why}'
+
+def furnish(scene):
+    for tool in unmade(scene):
+        if scene.has(_RULE[tool]['uses']) and (found := _workshop(scene, tool)): return found
+
+# %% ../nbs/10_policies.ipynb #37abd174
+def _lasts(scene, vital): return getattr(scene.obs, vital)*{'drink':20, 'food':25}[vital] >= scene.obs.limit - scene.obs.step # a point is gone in so many steps
+
+def _lacks(scene, item):
+    "Whether there is less of `item` than the missing tools will take, and the stations for those that could be made now"
+    ready = any(scene.has(_RULE[o]['uses']) for o in unmade(scene))
+    places = [o for o in ('table', 'furnace') if scene.new(f'place_{o}') or ready and not scene.near(o)]
+    need = sum(_RULE[o]['uses'].get(item, 0) for o in unmade(scene)) + sum(constants.place[o]['uses'].get(item, 0) for o in places)
+    return scene.held[item] < min(_MAX[item], need)
+
+FAR_WANTS = (
+    # kind, its worth, the furthest that it is gone for, why, and when
+    ('water',      10, 60, 'I am thirsty',         lambda s: s.obs.drink <= 3 and not _lasts(s, 'drink')),
+    ('water',       4, 30, 'a first drink',        lambda s: s.new('collect_drink')),
+    ('water',      -4,  8, 'to drink in passing',  lambda s: s.obs.drink <= 6 and not _lasts(s, 'drink')),
+    ('cow',        10, 40, 'I am hungry',          lambda s: s.obs.food <= 3 and not _lasts(s, 'food')),
+    ('cow',         0, 25, 'a first meal',         lambda s: s.new('eat_cow')),
+    ('tree',        0, 30, 'wood for tools',       lambda s: _lacks(s, 'wood')),
+    ('stone',       0, 30, 'stone for tools',      lambda s: s.held['wood_pickaxe'] and _lacks(s, 'stone')),
+    ('coal',        2, 40, 'coal for iron tools',  lambda s: s.held['wood_pickaxe'] and _short(s, 'coal')),
+    ('iron',        6, 60, 'iron for tools',       lambda s: s.held['stone_pickaxe'] and _short(s, 'iron')),
+    ('diamond',     6, 60, 'a diamond at last',    lambda s: s.held['iron_pickaxe']),
+    ('zombie',     -2, 20, 'a zombie to defeat',   lambda s: s.new('defeat_zombie') and s.obs.health >= 4),
+    ('skeleton',    0, 30, 'a skeleton to defeat', lambda s: s.new('defeat_skeleton') and s.obs.health >= 4 and (s.tiles['skeleton'] or s.held['wood_sword'])),
+    ('ripe_plant',  5, 20, 'my plant is ripe',     lambda s: True))
+
+def fetch(scene):
+    ways = [(way[0]-worth, *way, kind, why) for kind,worth,furthest,why,wanted in FAR_WANTS
+        if wanted(scene) and (way := scene.where(kind)) and way[0]-worth <= furthest]
+    return _nearest(scene, ways)
+
+# %% ../nbs/10_policies.ipynb #f35f89d0
+def discover(scene):
+    ahead = _heading(scene)
+    for _,n,side in sorted((n + (0 if side == ahead else 6 if side == _BACK[ahead] else 3), n, side) for n,side in scene.obs.remembered.unexplored):
+        dx,dy = _STEP[side]
+        way = scene.travel(dx*(n+1), dy*(n+1))
+        if way and way[0] < n+9: return scene.step(way[1]),f'explore {side}: what I have never seen begins {n} cells away'
+
+FAR_GOALS = (sleep_on, fight, rest, make, place_first, furnish, search_grass, fetch, discover, explore)
 
 # %% ../nbs/10_policies.ipynb #bc274e31
 @dataclass(frozen=True)
@@ -452,7 +584,7 @@ class Expert(Policy):
         rng = rng or np.random.default_rng()
         def choose(obs, imagined):
             scene = Scene(obs, rng, imagined)
-            return next(found for goal in GOALS if (found := goal(scene)))
+            return next(found for goal in (FAR_GOALS if obs.remembered else GOALS) if (found := goal(scene)))
         actions,aims = zip(*unroll(obs, choose, max_actions))
         rest = [o for o in dict.fromkeys(a.split(':')[0] for a in aims) if o != aims[0].split(':')[0]]
         return Decision((o := '; then '.join([aims[0], *rest]))[0].upper() + o[1:] + '.', actions, None)

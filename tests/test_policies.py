@@ -8,17 +8,19 @@ import pytest
 from crafter import constants
 
 from synth_lab import policies as P
-from synth_lab.view import Observation, effect, format, look, parse
-from synth_lab.world import ACTIONS, KINDS, World
+from synth_lab.core import digest
+from synth_lab.view import Memory, Observation, Remembered, effect, format, look, parse
+from synth_lab.world import ACTIONS, KINDS, World, column_row
 
 SHIFT = dict(left=(-1, 0), right=(1, 0), up=(0, -1), down=(0, 1))
 
 
-def play(policy, seed, length=200, max_actions=8, noise=0.):
+def play(policy, seed, length=200, max_actions=8, noise=0., memory=None):
     "Observations, actions and what followed, step by step; the policy sees only parsed text"
     world, last, rng, steps, calls = World(seed, length=length), (), np.random.default_rng(seed), [], []
+    if memory: memory.see(world.window(), column_row(world.player.pos))
     while not world.done:
-        decision = policy.decide(parse(format(look(world, length, last))), max_actions, rng=rng)
+        decision = policy.decide(parse(format(replace(look(world, length, last), remembered=memory and memory.recall()))), max_actions, rng=rng)
         calls.append(decision)
         before, last = look(world, length, last), ()
         for action in decision.actions:
@@ -26,6 +28,7 @@ def play(policy, seed, length=200, max_actions=8, noise=0.):
             if rng.random() < noise: action = ACTIONS[rng.integers(17)]
             world.step(ACTIONS.index(action))
             after = look(world, length)
+            if memory: memory.see(after.grid, column_row(world.player.pos))
             last += ((action, effect(before, action, after)),)
             steps.append((before, action, before := replace(after, last=last)))
     return world, steps, calls
@@ -162,6 +165,58 @@ def test_the_expert_reaches_thirteen_achievements_through_the_text():
     scores, lengths = zip(*[(len(w.achievements), [len(c.actions) for c in calls]) for w, _, calls in (play(P.Expert(), s) for s in range(1000, 1016))])
     assert np.mean(scores) >= 13
     assert max(map(max, lengths)) <= 8 and np.mean(sum(lengths, [])) > 2
+
+
+def test_without_a_memory_the_expert_plays_as_it_always_did():
+    played = {k: digest([[a for _, a, _ in play(P.Expert(), s, max_actions=k)[1]] for s in (0, 7, 1003, 1031)]) for k in (8, 1)}
+    assert played == {8: 'bf1b4376f32d', 1: '8acb9a192244'}
+
+
+@pytest.mark.parametrize('max_actions', [8, 1])
+def test_with_a_memory_the_expert_reaches_sixteen_achievements_through_the_text(max_actions):
+    scores = [len(play(P.Expert(), s, max_actions=max_actions, memory=Memory())[0].achievements) for s in range(1000, 1016)]
+    assert np.mean(scores) >= 16
+
+
+def test_an_expert_with_a_memory_repeats_itself():
+    a, b = (play(P.Expert(), 5, memory=Memory())[2] for _ in range(2))
+    assert a == b and len(a) > 20
+
+
+def remembering(*places, unexplored=((5, 'left'), (5, 'right'), (4, 'down'), (4, 'up')), **fields):
+    return meadow(remembered=Remembered(places, unexplored), **fields)
+
+
+WENT = ('collect_wood', 'collect_sapling', 'place_plant', 'collect_drink', 'eat_cow', 'wake_up', 'place_table', 'place_furnace', 'place_stone')
+TOOLS = tuple((o.removeprefix('make_'), 1) for o in P.TOOLS)
+
+
+@pytest.mark.parametrize('obs,action,aim', [
+    (remembering(('water', -9, 0), drink=2, limit=10_000, achievements=WENT), 'move_left', 'I am thirsty'),
+    (remembering(('water', -9, 0), ('tree', 12, 0), drink=2, step=180, achievements=WENT), 'move_right', 'Wood for tools'),  # the water in me lasts to the end
+    (remembering(('iron', 0, -8), inventory=(('wood', 4), ('stone', 5), ('coal', 2), *TOOLS[:4]), achievements=WENT), 'move_up', 'Iron for tools'),
+    (remembering(('table', 0, 8), ('stone', 9, 0), inventory=(('wood', 1), ('stone', 1), *TOOLS[:2]), achievements=WENT), 'move_down', 'Walk to the table'),
+    (remembering(inventory=TOOLS, achievements=WENT, unexplored=((4, 'up'), (30, 'down'))), 'move_up', 'Explore up'),
+    (remembering(inventory=TOOLS, achievements=WENT, unexplored=((9, 'left'), (10, 'down'))), 'move_down', 'Explore down')])
+def test_what_is_remembered_is_gone_for(obs, action, aim):
+    decision = P.Expert().decide(obs, rng=np.random.default_rng(0))
+    assert decision.thought.startswith(aim) and decision.actions == (action,)
+
+
+def test_iron_tools_are_made_where_table_and_furnace_are_both_near():
+    held = dict(inventory=(('wood', 3), ('stone', 5), ('coal', 1), ('iron', 1), *TOOLS[:4]), achievements=WENT)
+    obs = put(remembering(('table', 20, 0), **held), left='table')
+    assert P.Expert().decide(obs, rng=np.random.default_rng(0)).actions == ('place_furnace',)
+    assert P.Expert().decide(put(obs, up='furnace'), rng=np.random.default_rng(0)).actions == ('make_iron_pickaxe',)
+
+
+def test_what_is_remembered_moves_with_the_player_and_changes_no_feature():
+    obs = remembering(('water', -12, 3), ('iron', 0, -8))
+    after = P.imagine(obs, 'move_left')
+    assert after.remembered == Remembered((('water', -11, 3), ('iron', 1, -8)), ((4, 'left'), (6, 'right'), (4, 'down'), (4, 'up')))
+    assert P.imagine(put(obs, left='stone'), 'move_left').remembered == obs.remembered
+    assert replace(after, remembered=None) == P.imagine(meadow(), 'move_left')
+    assert (P.features([obs]) == P.features([meadow()])).all() and P.FEATURE_HASH == P.digest(P.FEATURE_SPEC)
 
 
 def test_the_expert_says_its_aim_in_one_line_and_repeats_itself():
