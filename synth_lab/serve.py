@@ -491,7 +491,7 @@ ROUTES = (
     ('GET', ('/fine_tuning/jobs',), _openai_list),
     ('GET', ('/fine_tuning/jobs/{job_id}',), _openai_job),
     ('GET', ('/fine_tuning/jobs/{job_id}/events',), _openai_events),
-    ('GET', ('/fine_tuning/jobs/{job_id}/checkpoints', '/sft/jobs/{job_id}/checkpoints'), _openai_checkpoints),
+    ('GET', ('/fine_tuning/jobs/{job_id}/checkpoints', *_of_job('/checkpoints')), _openai_checkpoints),
     ('POST', ('/fine_tuning/jobs/{job_id}/cancel',), _cancelled(openai_job)),
     ('POST', ('/learning/jobs', '/orchestration/jobs', '/jobs'), _make_learning),
     ('POST', ('/sft/jobs',), _make_sft),

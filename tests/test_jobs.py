@@ -81,8 +81,9 @@ def test_upload_train_and_chat(shared, tuned, walks, home):
     assert tuned.row.metadata == dict(why='a test') and not (home/'jobs'/tuned.id/'state').exists()
     assert tuned.chart()._repr_png_()[:4] == b'\x89PNG'
 
-def test_rl_goes_on_from_there_and_is_served_once_it_is_promoted(shared, tuned):
-    job = shared.jobs.create('rl', tuned.fine_tuned_model, tuned.row.training_file_id, iterations=2, worlds=4, length=30, seeds=[1, 2], warmup=1, suffix='small').wait(120)
+def test_rl_goes_on_from_there_and_is_served_once_it_is_promoted(shared, tuned, home):
+    job = shared.jobs.create('rl', tuned.fine_tuned_model, tuned.row.training_file_id, iterations=2, worlds=4, length=30, seeds=[1, 2], warmup=1, suffix='small',
+        checkpoint_every=1).wait(120)
     model = job.fine_tuned_model
     assert model == f'rl:student:{job.id}-small' and not shared.models.get(model).ready and {'score', 'loss', 'kl'} <= {o.name for o in job.metrics()}
     with pytest.raises(NotPromoted, match='models.promote') as e: shared.chat.completions.create(model=model, **ASK)
@@ -90,6 +91,9 @@ def test_rl_goes_on_from_there_and_is_served_once_it_is_promoted(shared, tuned):
     assert shared.models.promote(model).ready and shared.models.promote(model).ready
     assert shared.chat.completions.create(model=model, **ASK).choices
     with pytest.raises(ModelNotFoundError): shared.models.promote('rl:student:job_none')
+    made = send(create_app(home/'models'), 'GET', f'/rl/jobs/{job.id}/checkpoints').json()['data']
+    assert {f'{model}:checkpoint-epoch-{i}' for i in (1, 2)} <= {o['fine_tuned_model_checkpoint'] for o in made} and made[0]['step_number'] == 2
+    assert not shared.models.get(f'{model}:checkpoint-epoch-1').ready and shared.models.promote(f'{model}:checkpoint-epoch-1').ready
 
 # --- deaths
 
@@ -447,7 +451,10 @@ def test_an_app_with_a_key_goes_to_another_process(lab):
 # --- where the API is
 
 @pytest.mark.parametrize('base', ['http://127.0.0.1:9', 'http://127.0.0.1:9/v1', 'http://127.0.0.1:9/api', 'http://127.0.0.1:9/api/v1'])
-def test_base_urls(base): assert AsyncLearningClient(base)._root == 'http://127.0.0.1:9/api'
+def test_base_urls(base):
+    import pickle
+    client = AsyncLearningClient(base, KEY)
+    assert client._root == 'http://127.0.0.1:9/api' == pickle.loads(pickle.dumps(client))._root and pickle.loads(pickle.dumps(client)).secrets == (KEY,)
 
 def test_the_environment_says_where(monkeypatch, tmp_path):
     assert LearningClient().endpoint.in_process
