@@ -172,6 +172,12 @@ class Judged(Rollouts):
     event:np.ndarray   # (steps, worlds) sum of the scores of the turn that ends here
     outcome:np.ndarray # (worlds,) sum of the scores of the episode
 
+    @classmethod
+    def blank(cls, steps:int, worlds:int):
+        "Episodes of which nothing has been read"
+        r = Rollouts.blank(steps, worlds)
+        return cls(**vars(r), ends=np.zeros_like(r.alive), event=np.zeros_like(r.reward), outcome=np.zeros(worlds, np.float32))
+
 def _turn_reward(r, o, seeds):
     "What `reward='turn'` pays"
     found = done(seeds, r.action, r.alive) if o.step_rewards.get('mode') == 'absolute' else r.unlocked
@@ -351,11 +357,6 @@ _PLAYED = dict(
             coalesce(max(value) FILTER (name = source), sum(value)) AS value
         FROM rewards WHERE run_id = ? AND source != 'env' AND scope IN ('turn', 'episode') GROUP BY ALL) GROUP BY ALL""")
 
-def _empty(length, worlds):
-    "`Judged` of nothing yet"
-    r = Rollouts.blank(length, worlds)
-    return Judged(**vars(r), ends=np.zeros_like(r.alive), event=np.zeros_like(r.reward), outcome=np.zeros(worlds, np.float32))
-
 def _choices(store, run_id):
     "Of each action in the calls of a run, in order: the observation it was chosen by, its name, its log-probability"
     for c in store.rows(_PLAYED['calls'], run_id):
@@ -371,7 +372,7 @@ def read_run(
     length:int     # steps of an episode
 )->Judged:
     "A run as RL needs it, with the scores of its judges"
-    column,r = {o:i for i,o in enumerate(episodes)},_empty(length, len(episodes))
+    column,r = {o:i for i,o in enumerate(episodes)},Judged.blank(length, len(episodes))
     chosen,last,k = {key:o for key,*o in _choices(store, run_id)},{},{}
     at,seen = [],[]
     for s in store.rows(_PLAYED['steps'], run_id):

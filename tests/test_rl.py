@@ -134,7 +134,7 @@ def test_absolute_counts_each_time_and_unique_the_first(lab):
 
 def judged():
     "Two episodes of three steps, the second dead after two: turns of 2 + 1 and of 1 + 1 steps"
-    r = R._empty(3, 2)
+    r = R.Judged.blank(3, 2)
     r.alive[:] = [[1, 1], [1, 1], [1, 0]]
     r.ends[:] = [[0, 1], [1, 1], [1, 0]]
     wood, drink = (ACHIEVEMENTS.index(o) for o in ('collect_wood', 'collect_drink'))
@@ -286,7 +286,8 @@ def test_the_state_of_another_call_is_refused_by_name(lab, tmp_path):
     assert 'the same call goes on from' in e.value.__notes__[0]
     with pytest.raises(TrainError, match='another call: seed was 0, is 1'): R.rl(lab[2].model, lab[0], state=tmp_path, seed=1, **TINY)
     other = TINY | dict(recipe=R.Recipe(warmup=1, lam=.9))
-    with pytest.raises(TrainError, match='parent was .*, is .student.*; recipe.lam was 0.8, is 0.9; weights was'): R.rl('student', lab[0], state=tmp_path, **other)
+    said = 'parent was .*, is .student.*; recipe.lam was 0.8, is 0.9; weights was'
+    with pytest.raises(TrainError, match=said): R.rl('student', lab[0], state=tmp_path, **other)
     assert len(R.rl(lab[2].model, lab[0], state=tmp_path, **TINY).curves) == 3
 
 
