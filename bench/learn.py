@@ -1,14 +1,18 @@
 """How far the student gets: fine-tuning, then RL of one, five and at most thirty minutes; prints one JSON line
 
-All of it is numpy on one thread. The fine-tuning data are the best 60 of 83 episodes of the scripted expert (worlds 0–82), through rollout, filter and file. RL plays the worlds 0–199, generated before its clock
-starts. What was learned plays fresh worlds, 200 steps each: sft60 after fine-tuning, rl60 and rl300 after so many CPU seconds of RL, rl_long after at most 1,800, rl_long_minus_expert world by world
-against the scripted expert with a memory, loop_steps_per_cpu_s of the whole loop of RL: play, advantages, updates.
+All of it is numpy on one thread. The fine-tuning data are the best 60 of 83 episodes of the scripted expert (worlds 0–82), through rollout, filter and
+file. RL plays the worlds 0–199, the long one 0–999, generated before its clock starts. What was learned plays fresh worlds, 200 steps each.
 
-A score is the mean of achievements over worlds and training seeds at temperature 1, with its 95 % interval over the worlds; `seeds` holds the mean of each training seed and `sd` their spread; `half` is the same at
-temperature .5; `long` has the means and the Crafter score of episodes of 1,000 steps.
+sft60: after fine-tuning
+rl60, rl300: after so many CPU seconds of RL
+rl_long: after at most 1,800; rl_long_minus_expert: world by world above the scripted expert with a memory
+loop_steps_per_cpu_s: of the whole loop of RL: play, advantages, updates
 
-PARTS: of sft, rl60, rl300, long, expert; all by default. SEEDS: of the training, such as 0,1,2. BASE, WORLDS: the first of the worlds, and how many. KEEP: a folder for all that was made, so that parts can be run
-one by one and a run that was killed goes on; by default a temporary one"""
+A score is the mean of achievements over worlds and training seeds at temperature 1, with its 95 % interval over the worlds; `seeds` holds the mean of
+each training seed and `sd` their spread; `half` is the same at temperature .5; `long` has episodes of 1,000 steps. Each comes with its Crafter score.
+
+PARTS: of sft, rl60, rl300, long, expert; all by default. SEEDS: of the training, such as 0,1,2. BASE, WORLDS: the first of the fresh worlds, and how
+many. KEEP: a folder for all that was made, so that parts can be run one by one and a run that was killed goes on; by default a temporary one"""
 import json, os, sys, tempfile
 from contextlib import redirect_stdout
 from pathlib import Path
@@ -35,7 +39,7 @@ FINE_TUNING = dict(epochs=60, val_split=0)
 RL = dict(
     rl60=dict(hidden=128, cpu_seconds=60),
     rl300=dict(hidden=128, cpu_seconds=300, recipe=Recipe(lam=.85)),
-    long=dict(hidden=256, cpu_seconds=1800, recipe=Recipe(lam=.9, batch=1024)))
+    long=dict(hidden=256, cpu_seconds=1800, seeds=range(1000), recipe=Recipe(lam=.9, batch=1024, entropy=(.01, .0005))))
 
 def kept(path, make):
     "What `make` returns, or what it returned the last time"
@@ -57,13 +61,15 @@ def trained(keep, part, seed):
     "The id of a model, and the steps a CPU second its RL took"
     data,models = teach(keep),keep/'models'
     if part.startswith('sft'):
-        return kept(keep/'made'/f'{part}-{seed}.json', lambda: dict(model=sft(data, models, hidden=int(part[3:] or 128), seed=seed, job=f'{part}-{seed}', **FINE_TUNING).model))
+        tune = lambda: dict(model=sft(data, models, hidden=int(part[3:] or 128), seed=seed, job=f'{part}-{seed}', **FINE_TUNING).model)
+        return kept(keep/'made'/f'{part}-{seed}.json', tune)
     how = dict(RL[part])
     start = trained(keep, f'sft{how.pop("hidden")}', seed)['model']
     def run():
-        for s in range(200): genesis(s, DIFFICULTIES['normal'])
-        done = rl(start, models, seed=seed, dataset=data, job=f'{part}-{seed}', state=keep/'state'/f'{part}-{seed}', **how,
-            on_update=lambda row: row['iteration']%20 or print(part, seed, {k:round(row[k], 3) for k in ('iteration', 'steps', 'score', 'entropy', 'kl')}, file=sys.stderr))
+        for s in how.get('seeds', range(200)): genesis(s, DIFFICULTIES['normal'])
+        def tell(row):
+            if not row['iteration']%20: print(part, seed, {k:round(row[k], 3) for k in ('iteration', 'steps', 'score', 'entropy', 'kl')}, file=sys.stderr)
+        done = rl(start, models, seed=seed, dataset=data, job=f'{part}-{seed}', state=keep/'state'/f'{part}-{seed}', on_update=tell, **how)
         return dict(model=done.model, steps_per_cpu_s=done.metrics['steps']/done.metrics['cpu_seconds'])
     return kept(keep/'made'/f'{part}-{seed}.json', run)
 
@@ -72,7 +78,8 @@ def scores(keep, model, length, temperature):
     "Which achievements each held-out world saw, (worlds, 22)"
     def run():
         weights,rng,size = load_policy(model, keep/'models').weights,np.random.default_rng(0),20_000//length
-        return np.concatenate([play(weights, HELD_OUT[i:i+size], length, rng, temperature).unlocked.any(0) for i in range(0, WORLDS, size)]).astype(int).tolist()
+        games = (play(weights, HELD_OUT[i:i+size], length, rng, temperature) for i in range(0, WORLDS, size))
+        return np.concatenate([o.unlocked.any(0) for o in games]).astype(int).tolist()
     return np.array(kept(keep/'played'/f'{model.replace(":", "-")}-{BASE}-{WORLDS}-{length}-{temperature}.json', run))
 
 def expert(keep, length, samples):

@@ -14,7 +14,7 @@ from crafter import constants
 from .policies import LEVELS, N_FEATURES, NEXT, SIDES, STATS, WIDTHS, log_softmax, logits
 from .policies import _BLOCK3, _BY_DISTANCE, _COST, _LINES, _SIGNS, _STATIONS, _TARGET_CODES, _THREAT
 from .view import CENTRE, HEIGHT, WALKABLE, WIDTH
-from .world import ACHIEVEMENTS, ACTIONS, FACING, FULL, FURNACE, GRASS, KINDS, PLAYER, ROW, TABLE, ZOMBIE, World, advance, daylight
+from .world import ACHIEVEMENTS, ACTIONS, FACING, FULL, FURNACE, KINDS, PLAYER, ROW, TABLE, ZOMBIE, World, advance, daylight
 
 # %% ../nbs/10b_lockstep.ipynb #dfe80c75
 SEEN = np.dtype([('grid', np.uint8, 64), ('facing', np.uint8), ('sleeping', bool), ('stats', np.uint8, len(STATS))]) # `facing`: place in `SIDES`
@@ -165,8 +165,9 @@ class Rollouts:
         worlds:int
     ):
         "Episodes of which nothing has been played"
-        x,action,logprob,reward,alive,env = (np.zeros((steps, worlds, *o), t) for *o,t in ((N_FEATURES,np.float32), (int,), (np.float32,), (np.float32,), (bool,), (np.float32,)))
-        return cls(x, action, logprob, reward, alive, env, np.zeros((steps, worlds, len(ACHIEVEMENTS)), bool))
+        def zeros(kind, *more): return np.zeros((steps, worlds, *more), kind)
+        number = np.float32
+        return cls(zeros(number, N_FEATURES), zeros(int), zeros(number), zeros(number), zeros(bool), zeros(number), zeros(bool, len(ACHIEVEMENTS)))
 
 # %% ../nbs/10b_lockstep.ipynb #86e15b20
 _NUMBER = {o:i for i,o in enumerate(ACHIEVEMENTS)}
