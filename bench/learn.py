@@ -61,8 +61,9 @@ def trained(keep, part, seed):
     "The id of a model, and the steps a CPU second its RL took"
     data,models = teach(keep),keep/'models'
     if part.startswith('sft'):
-        tune = lambda: dict(model=sft(data, models, hidden=int(part[3:] or 128), seed=seed, job=f'{part}-{seed}', **FINE_TUNING).model)
-        return kept(keep/'made'/f'{part}-{seed}.json', tune)
+        hidden = int(part[3:] or 128)
+        tune = lambda: dict(model=sft(data, models, hidden=hidden, seed=seed, job=f'sft{hidden}-{seed}', **FINE_TUNING).model)
+        return kept(keep/'made'/f'sft{hidden}-{seed}.json', tune)
     how = dict(RL[part])
     start = trained(keep, f'sft{how.pop("hidden")}', seed)['model']
     def run():
