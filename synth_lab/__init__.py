@@ -9,6 +9,7 @@ _PUBLIC = {
     'World': 'world', 'ACTIONS': 'world', 'ACHIEVEMENTS': 'world',
     'Observation': 'view',
     'InferenceClient': 'client', 'AsyncInferenceClient': 'client',
+    'LearningClient': 'jobs',
     'Agent': 'agent',
     'Store': 'traces',
     'Filter': 'filters',

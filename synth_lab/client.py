@@ -116,7 +116,7 @@ FIXES = {AuthError: 'set {key} to a key that {name} accepts, or pass api_key=',
     RateLimited: 'lower the concurrency, or raise [limits] attempts in settings.ini',
     QuotaSpent: 'pay {name}, or take another endpoint; no waiting helps', ServerError: 'try again later',
     ColdStart: 'a 303 says that {model} is still being started: try again in a minute, or raise [limits] attempts in settings.ini',
-    NotPromoted: 'promote {model} by the learning API of {name}; this package has no call for that yet, so ask those who run {name} to do it',
+    NotPromoted: "promote it: LearningClient(…).models.promote('{model}')",
     405: BASE_URL, **dict.fromkeys((301, 302, 307, 308), 'give the URL that it sends callers to as the base URL')}
 
 # %% ../nbs/04_client.ipynb #81968c60

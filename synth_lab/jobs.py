@@ -104,10 +104,11 @@ async def _once(self:AsyncLearningClient, call, ready):
 async def api(self:AsyncLearningClient,
     method:str, # such as GET
     path:str,   # behind `/api`
+    key:str=None, # what is made under the same key is made once; by default a new one, for the tries of this call
     **body      # what `httpx.Request` takes: `json`, `files`, `data`, `params`
 )->AttrDict: # raises a `ClientError`
     "Ask the learning API"
-    headers = {k:v for k,v in self._headers.items() if k != 'content-type'} | ({'idempotency-key':new_id('ask')} if method == 'POST' else {})
+    headers = {k:v for k,v in self._headers.items() if k != 'content-type'} | ({'idempotency-key':key or new_id('ask')} if method == 'POST' else {})
     request = httpx.Request(method, self._root + path, headers=headers, **body)
     request.read()
     try: return _objects(await self._call(Call(request, []), self._once))
@@ -400,11 +401,12 @@ class AsyncJobs:
         start:bool=True,        # start it at once
         suffix:str=None,        # what the model's id is to end with
         metadata:dict=None,     # kept with the job
+        key:str=None,           # the same key gives the same job, whatever else is asked
         **hyperparameters       # of `synth_lab.train.sft` or `synth_lab.rl.rl`, in their names or OpenAI's
     )->AsyncJob:
         "Make a job"
         asked = dict(job_type=kind, model=model, training_file_id=training_file, suffix=suffix, metadata=metadata, hyperparameters=hyperparameters)
-        job = self._job(self._client, await self._client.api('POST', '/learning/jobs', json={k:v for k,v in asked.items() if v is not None}))
+        job = self._job(self._client, await self._client.api('POST', '/learning/jobs', key, json={k:v for k,v in asked.items() if v is not None}))
         if start: job.row = await self._client.api('POST', f'/learning/jobs/{job.id}/start')
         return job
 

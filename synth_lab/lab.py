@@ -6,6 +6,7 @@
 __all__ = ['Lab']
 
 # %% ../nbs/15_lab.ipynb #612d7102
+import time
 from functools import cached_property
 from inspect import signature
 from pathlib import Path
@@ -20,13 +21,15 @@ from .core import LabError, did_you_mean, settings
 from .exports import Exported, export
 from .filters import Filter, Selection
 from .imports import Imported, import_rollout, import_synth
+from .jobs import Chart, LearningClient
+from .judges import Judged
 from .labels import EpisodeTrace
 from .live import screen
-from .metrics import Paired, costs, episodes_needed, paired, summary
+from .metrics import Paired, costs, episodes_needed, judge_scores, paired, summary
 from .policies import list_models
 from .preflight import GRPOPreflight, SFTPreflight, preflight_grpo, preflight_sft
 from .replays import Film, Rerun, film, fork, rerun
-from .rl import rl
+from .rl import Served, rl
 from .rollout import Run, rollout, rollout_sync, stream
 from .seal import Verified
 from .serve import create_app
@@ -49,9 +52,14 @@ class Lab:
         self.endpoint,self._key,self._cache = client.endpoint(endpoint),api_key,self.path/'cache.sqlite' if cache else None
         self.models_path,self.datasets_path = self.path/'models',self.path/'datasets'
 
+    @cached_property
+    def app(self):
+        "The models in the box and this lab's own, and its jobs, behind HTTP: an ASGI app for `synth_lab.serve.serve`"
+        return create_app(self.models_path, self.path)
+
     def _client(self, cls):
         "A client of class `cls`; in the box, it is served this lab's own checkpoints"
-        if self.endpoint.in_process and self.endpoint.name == 'local': return cls(app=create_app(self.models_path), cache=self._cache)
+        if self.endpoint.in_process and self.endpoint.name == 'local': return cls(app=self.app, cache=self._cache)
         return cls(self._key, self.endpoint, cache=self._cache)
 
     @cached_property
@@ -124,6 +132,14 @@ def score(self:Lab,
     return self.store.score(judge, **how)
 
 @patch
+def judge(self:Lab,
+    judge,           # of `synth_lab.judges`
+    run_id:str=None  # of the run to judge; None: all
+)->Judged:
+    "Have a judge score what it has not scored yet"
+    return judge(self.store, run_id)
+
+@patch
 def label(self:Lab,
     episodes, # an episode id, or several
     **labels  # key → value; None removes
@@ -179,6 +195,11 @@ def compare(self:Lab,
 def costs(self:Lab, by='model', **where)->pd.DataFrame:
     "What an achievement costs each group, in tokens and dollars, failed episodes included"
     return costs(_only(self.episodes, where), by)
+
+@patch
+def judge_scores(self:Lab, by='model', **where)->pd.DataFrame:
+    "What judges say of each group, and how that goes with the return"
+    return judge_scores(_only(self.episodes, where), self.rewards, by)
 
 @patch
 def error_budget(self:Lab, by='model', **where)->pd.DataFrame:
@@ -273,26 +294,56 @@ def preflight_grpo(self:Lab,
     return preflight_grpo(_only(self.episodes, where), reward)
 
 # %% ../nbs/15_lab.ipynb #40d2d00a
+def _training(title, words, more):
+    "Two functions: show a new row of the curves where this runs, and tell it to `more`; leave the last state"
+    points,told,shown,(show,close) = [],(title, None),[0.],screen()
+    def tell(row):
+        nonlocal told
+        step = next(iter(row.values()))
+        points.extend(dict(name=k, step=step, value=v) for k,v in [*row.items()][1:] if v is not None)
+        told = f'{title}: {words(row)}',Chart(points, title)
+        if more: more(row)
+        if time.monotonic() < shown[0]+1: return # a picture takes a fifth of a second
+        show(*told)
+        shown[0] = time.monotonic()
+    return tell,lambda: close(*told)
+
 @patch
 def sft(self:Lab,
     dataset, # a fine-tuning file
+    on_update=None, # called with each new row of the curves
     **how    # keywords of `synth_lab.train.sft`
 )->Trained:
     "Fine-tune the student; the new model is in this lab from then on"
-    return sft(dataset, self.models_path, **how)
+    tell,close = _training('Fine-tuning', lambda o: f'epoch {o["epoch"]}, {o["accuracy"]:.0%} as the dataset has it', on_update)
+    try: return sft(dataset, self.models_path, on_update=tell, **how)
+    finally: close()
 
 @patch
 def rl(self:Lab,
     start:str, # model id to go on from
+    on_update=None, # called with each new row of the curves
     **how      # keywords of `synth_lab.rl.rl`
 )->Trained:
-    "Reinforcement learning from `start`, with a live line; the new model is in this lab from then on"
-    told,(show,close) = ['RL'],screen()
-    def tell(row):
-        told[0] = f'RL from {start}: iteration {row["iteration"]}, {row["score"]:.2f} achievements an episode'
-        show(told[0])
+    "Reinforcement learning from `start`; the new model is in this lab from then on"
+    tell,close = _training(f'RL from {start}', lambda o: f'iteration {o["iteration"]}, {o["score"]:.2f} achievements an episode', on_update)
     try: return rl(start, self.models_path, on_update=tell, **how)
-    finally: close(told[0])
+    finally: close()
+
+
+@patch
+def served(self:Lab,
+    judge=None, # of `synth_lab.judges`: scores what was played before it is learned from
+    **how       # keywords of `synth_lab.rl.Served`
+)->Served:
+    "What lets `rl` play by rollouts that are served and traced, in place of its own loop"
+    return Served(self.store, self._client(client.AsyncInferenceClient), judge, **how)
+
+# %% ../nbs/15_lab.ipynb #becc4852
+@patch(as_prop=True)
+def learning(self:Lab)->LearningClient:
+    "The learning API of the lab's endpoint; that of the box keeps its files, jobs and models in this lab"
+    return LearningClient(app=self.app) if self.endpoint.in_process and self.endpoint.name == 'local' else LearningClient(self.endpoint, self._key)
 
 # %% ../nbs/15_lab.ipynb #7aef0307
 @patch

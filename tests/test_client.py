@@ -108,7 +108,7 @@ def test_a_request_that_is_refused_says_what_the_server_said():
 @pytest.mark.parametrize('model', ['rl:Qwen/Qwen3-4B:job_1a2b:checkpoint-epoch-1', 'rl:student:job_1a2b'])
 def test_a_checkpoint_of_rl_has_to_be_promoted(model, waits):
     e = failed(NotPromoted, payload=ASK | dict(model=model), app=Scripted((303, {}, b'')))
-    assert len(e.attempts) == 1 and waits == [] and f'promote {model} by the learning API of local' in e.fix and isinstance(e, BadRequest)
+    assert len(e.attempts) == 1 and waits == [] and f"models.promote('{model}')" in e.fix and isinstance(e, BadRequest)
 
 def test_the_server_may_say_so_itself(): assert 'not promoted' in failed(NotPromoted, app=Scripted(fail(303, 'The checkpoint is not promoted.'))).message
 
