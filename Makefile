@@ -4,9 +4,9 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 
 .PHONY: pipeline worked test oracle bench lab
 
-# Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one.
+# Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one; LONG=1 trains each model for half an hour of CPU time.
 pipeline: .venv/installed
-	@QUICK=$(QUICK) .venv/bin/python tools/pipeline.py
+	@QUICK=$(QUICK) LONG=$(LONG) .venv/bin/python tools/pipeline.py
 
 # The pages of nbs/pipeline and the README, with the outputs of a full run
 worked: pipeline
@@ -24,12 +24,13 @@ test: .venv/installed
 oracle: .venv/installed
 	ORACLE_STEPS=520000 .venv/bin/python -m pytest -q tests/test_oracle.py
 
-# Ratios against what else one would use; each script prints one line of JSON, all of them take about ten minutes
+# Ratios against what else one would use, and how far the student learns; each script prints one line of JSON, all of them take about twenty minutes. `bench/learn.py` has longer parts
 bench: .venv/installed
 	.venv/bin/python bench/world.py
 	.venv/bin/python bench/rollout.py
 	.venv/bin/python bench/faults.py
 	.venv/bin/python bench/traces.py
+	PARTS=sft,rl60 .venv/bin/python bench/learn.py
 
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed

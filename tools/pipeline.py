@@ -2,7 +2,7 @@
 
 Each notebook runs in a process of its own, as it would in Jupyter. out/ then holds the lab (traces and checkpoints), the executed notebooks,
 their figures as PNG, and report.json. A run that was stopped goes on where it was; a finished one is put aside, never written over.
-QUICK=1 in the environment makes a small run.
+QUICK=1 in the environment makes a small run, LONG=1 one in which RL goes on until it has passed its teacher.
 """
 import base64, fcntl, json, multiprocessing, os, re, resource, signal, sys, time
 from contextlib import contextmanager
@@ -99,16 +99,16 @@ def spent_so_far(out):
     except (FileNotFoundError, ValueError): return None
 
 
-def begin(out, quick):
+def begin(out, size):
     "Make `out` ready for this run, or for the rest of an unfinished one of the same size; anything else that lies there is put aside"
     spent = spent_so_far(out)
-    goes_on = spent and spent['quick'] == quick and not (out/'report.json').exists()
+    goes_on = spent and spent['size'] == size and not (out/'report.json').exists()
     if out.exists() and not goes_on:
         aside = out.with_name(f'{out.name}-{datetime.now():%Y%m%d-%H%M%S}')
         out.rename(aside)
         console.print(f'What lay in {out.name}/ is kept in {aside.name}/; delete it when you no longer need it', highlight=False)
     for folder in ('notebooks', 'figures'): (out/folder).mkdir(parents=True, exist_ok=True)
-    if not goes_on: save(out, dict(quick=quick, wall_s=0, cpu_s=0))
+    if not goes_on: save(out, dict(size=size, wall_s=0, cpu_s=0))
 
 
 def table(stages):
@@ -132,10 +132,12 @@ def alone():
 def main():
     held = alone()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    quick, out = os.environ.get('QUICK', '') not in ('', '0'), ROOT/'out'
+    asked = [o for o in ('QUICK', 'LONG') if os.environ.get(o, '') not in ('', '0')]
+    if len(asked) > 1: sys.exit('QUICK=1 makes a small run and LONG=1 a long one: choose one of them.')
+    size, out = asked[0].lower() if asked else 'full', ROOT/'out'
     notebooks = sorted((ROOT/'nbs/pipeline').glob('[0-9]_*.ipynb'))
     if not notebooks: sys.exit('There are no notebooks in nbs/pipeline: is this the whole repository?')
-    begin(out, quick)
+    begin(out, size)
     for nb in notebooks:
         with timed(nb, out, spent_so_far(out)): stage(nb, out)
     report = json.loads((out/'lab/report.json').read_text()) | spent_so_far(out)
