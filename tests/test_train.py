@@ -1,12 +1,13 @@
 "Fine-tuning: the gradients, the data, and what a run leaves behind"
 import hashlib
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from synth_lab import train as T
-from synth_lab.policies import FEATURE_HASH, features, imagine, init_weights, load_policy, logits
+from synth_lab.policies import FEATURE_HASH, WIDTHS, features, imagine, init_weights, load_policy, logits
 from synth_lab.rows import DIALECTS
 from synth_lab.view import effect, format, look
 from synth_lab.world import ACTIONS, World
@@ -86,6 +87,65 @@ def test_adam_takes_the_step_of_the_paper_and_clips():
     clipped = T.Adam(dict(a=np.zeros(2)), clip=.5)
     clipped.step(dict(a=np.array([3., 4.])), .01)
     assert np.allclose(clipped.m['a'], [.1*.3, .1*.4])
+
+
+SIDES = ({'left': 'right', 'right': 'left'}, {'up': 'down', 'down': 'up'})
+
+
+def seen_in_a_mirror(obs, side):
+    "The observation, mirrored: view, facing, and the last action"
+    swap, grid = SIDES[side], np.frombuffer(obs.grid, np.uint8).reshape(7, 9)
+    last = tuple((f'move_{swap[a[5:]]}' if a.startswith('move_') and a[5:] in swap else a, e) for a, e in obs.last)
+    return replace(obs, grid=(grid[:, ::-1] if side == 0 else grid[::-1]).tobytes(), facing=swap.get(obs.facing, obs.facing), last=last)
+
+
+@pytest.mark.parametrize('side', [0, 1])
+def test_mirrored_features_are_those_of_the_mirrored_view(side):
+    "But for `sight`, which names one of several tiles that are equally near"
+    world, rng, expert, obs, last = World(5), np.random.default_rng(0), load_policy('expert'), [], ()
+    for _ in range(80):
+        obs.append(look(world, 200, last))
+        action = expert.decide(obs[-1], 1, rng=rng).actions[0] if rng.random() < .8 else ACTIONS[rng.integers(17)]
+        world.step(ACTIONS.index(action))
+        last = ((action, effect(obs[-1], action, look(world, 200))),)
+    x, _, z = T._mirror(side, 528, 8, 17)
+    there, here = features([seen_in_a_mirror(o, side) for o in obs]), features(obs)[:, x]
+    ends = dict(zip(WIDTHS, np.cumsum(list(WIDTHS.values()))))
+    sight = np.zeros(528, bool)
+    sight[ends['sight']-WIDTHS['sight']:ends['sight']] = True
+    assert (there[:, ~sight] == here[:, ~sight]).all() and (there[:, sight] == here[:, sight]).mean() > .9
+    assert (features(obs)[:, ~sight] != here[:, ~sight]).any(0).sum() > 30  # there was something to mirror
+    want = ['move_right', 'move_left', 'move_up', 'move_down'] if side == 0 else ['move_left', 'move_right', 'move_down', 'move_up']
+    assert [ACTIONS[i] for i in z[1:5]] == want
+    assert [i for i in range(17) if z[i] != i] == [1+2*side, 2+2*side] and all((o[o] == np.arange(len(o))).all() for o in T._mirror(side, 528, 8, 17))
+
+
+@pytest.mark.parametrize('shape', [dict(hidden=16), dict(hidden=10), dict(hidden=8, outputs=1, inputs=530)])
+def test_weights_stay_their_own_mirror_images(shape):
+    w, rng = T.fresh(seed=1, **shape), np.random.default_rng(0)
+    x, y = rng.random((50, len(w['W1']))).astype(np.float32), rng.integers(len(w['b2']), size=50)
+    adam = T.Adam(w, decay=1e-2, clip=.5, mirror=True)
+    for _ in range(5):
+        h, z = T.forward(w, x)
+        adam.step(T.backward(w, x, h, T.cross_entropy(z, y)[1] if len(w['b2']) > 1 else z-1), 1e-2)
+    for side in (0, 1):
+        image, (px, ph, pz) = T.mirrored(w, side), T._mirror(side, len(w['W1']), *w['W2'].shape)
+        assert all((image[k] == w[k]).all() for k in w)
+        assert np.allclose(logits(w, x[:, px]), logits(w, x)[:, pz], atol=1e-5)
+        assert (shape['hidden'] == 10) == (ph[-1] == shape['hidden']-1)
+    assert abs(w['W1'].std()/init_weights(**{k: v for k, v in shape.items()})['W1'].std() - 1) < .25
+
+
+def test_a_symmetric_gradient_is_the_mean_over_mirrored_examples():
+    w, rng = {k: v.astype(float) for k, v in T.fresh(8, seed=0).items()}, np.random.default_rng(0)
+    x, y = rng.random((20, 528)), rng.integers(17, size=20)
+    def gradient(x, y):
+        h, z = T.forward(w, x)
+        return T.backward(w, x, h, T.cross_entropy(z, y)[1])
+    (a, _, b), (c, _, d) = (T._mirror(side, 528, 8, 17) for side in (0, 1))
+    want = gradient(np.concatenate([x, x[:, a], x[:, c], x[:, a][:, c]]), np.concatenate([y, b[y], d[y], d[b[y]]]))
+    got = T.symmetric(gradient(x, y))
+    assert all(np.allclose(got[k], want[k], atol=1e-12) for k in w)
 
 
 def test_every_action_of_a_call_becomes_an_example(tmp_path):
@@ -201,9 +261,9 @@ def test_the_curves_say_what_the_weights_do(lab, tmp_path):
 
 def test_patience_keeps_the_best_weights_and_stops(lab, tmp_path):
     models, dataset, _ = lab
-    full = T.sft(dataset, tmp_path, epochs=40)
+    full = T.sft(dataset, tmp_path, epochs=40, lr=1e-2)
     best = min(full.curves, key=lambda o: o['val_loss'])['epoch']
-    early = T.sft(dataset, tmp_path, epochs=40, patience=4)
+    early = T.sft(dataset, tmp_path, epochs=40, lr=1e-2, patience=4)
     assert early.curves == full.curves[:len(early.curves)] and len(early.curves) == early.metrics['epoch']+4 < 40 and early.metrics['epoch'] <= best
     data = T.read_examples(dataset)
     val = T._held_back(data, .1)[1]
