@@ -6,7 +6,7 @@ file. RL plays the worlds 0–199, the long one 0–999, generated before its cl
 sft60: after fine-tuning
 rl60, rl300: after so many CPU seconds of RL
 rl_long: after at most 1,800; rl_long_minus_expert: world by world above the scripted expert with a memory
-loop_steps_per_cpu_s: of the whole loop of RL: play, advantages, updates
+loop_steps_per_cpu_s: of the whole loop of RL in rl60 (128 hidden units; the others have 256): play, advantages, updates
 
 A score is the mean of achievements over worlds and training seeds at temperature 1, with its 95 % interval over the worlds; `seeds` holds the mean of
 each training seed and `sd` their spread; `half` is the same at temperature .5; `long` has episodes of 1,000 steps. Each comes with its Crafter score.
@@ -38,7 +38,7 @@ HELD_OUT = range(BASE, BASE+WORLDS)
 FINE_TUNING = dict(epochs=60, val_split=0)
 RL = dict(
     rl60=dict(hidden=128, cpu_seconds=60),
-    rl300=dict(hidden=128, cpu_seconds=300, recipe=Recipe(lam=.85)),
+    rl300=dict(hidden=256, cpu_seconds=300, recipe=Recipe(lam=.85)),
     long=dict(hidden=256, cpu_seconds=1800, seeds=range(1000), recipe=Recipe(lam=.9, batch=1024, entropy=(.01, .0005))))
 
 def kept(path, make):
@@ -61,7 +61,7 @@ def trained(keep, part, seed):
     "The id of a model, and the steps a CPU second its RL took"
     data,models = teach(keep),keep/'models'
     if part.startswith('sft'):
-        hidden = int(part[3:] or 128)
+        hidden = int(part[3:] or 256)
         tune = lambda: dict(model=sft(data, models, hidden=hidden, seed=seed, job=f'sft{hidden}-{seed}', **FINE_TUNING).model)
         return kept(keep/'made'/f'sft{hidden}-{seed}.json', tune)
     how = dict(RL[part])
@@ -117,7 +117,7 @@ def main(keep):
     if {'expert', 'long'} <= set(PARTS):
         ours = np.mean([scores(keep, o['model'], 200, 1.).sum(-1) for o in made['long']], 0)
         said['rl_long_minus_expert'] = estimate(ours - expert(keep, 200, 2).sum(-1))
-    speeds = [o['steps_per_cpu_s'] for p in ('rl60', 'rl300') for o in made.get(p, ())]
+    speeds = [o['steps_per_cpu_s'] for o in made.get('rl60', ())]
     if speeds: said['loop_steps_per_cpu_s'] = dict(value=round(np.mean(speeds)), least=round(min(speeds)), most=round(max(speeds)))
     return dict(worlds=[BASE, WORLDS], training_seeds=SEEDS) | said
 
