@@ -20,11 +20,11 @@ from safetensors.numpy import save
 from .agent import Agent
 from .core import did_you_mean, digest, new_id
 from .lockstep import Rollouts, play
-from .policies import features, forward, init_weights, log_softmax, logits, save_checkpoint
+from .policies import features, forward, log_softmax, logits, save_checkpoint
 from .rollout import plan_episodes, rollout
 from .tools import message_text
 from .traces import Store
-from .train import Adam, Examples, Trained, TrainError, backward, cross_entropy, load_state, one_thread, read_examples, save_state
+from .train import ABOUT, Adam, Examples, Trained, TrainError, backward, cross_entropy, fresh, load_state, one_thread, read_examples, save_state
 from .train import _chain, _checked, _model, _positive, _start
 from .view import parse
 from .world import ACHIEVEMENTS, ACTIONS, DIFFICULTIES, World, genesis
@@ -262,8 +262,8 @@ class Learner:
     ):
         self.recipe,self.examples,self.rng,self.start = recipe,examples,rng,weights
         self.weights = {k:v.copy() for k,v in weights.items()}
-        self.critic = init_weights(recipe.critic, int(rng.integers(2**31)), outputs=1, inputs=len(weights['W1'])+2) if recipe.advantage == 'gae' else None
-        self.adam,self.critic_adam = Adam(self.weights, clip=recipe.grad_clip),Adam(self.critic or {}, clip=recipe.grad_clip)
+        self.critic = fresh(recipe.critic, int(rng.integers(2**31)), outputs=1, inputs=len(weights['W1'])+2) if recipe.advantage == 'gae' else None
+        self.adam,self.critic_adam = Adam(self.weights, clip=recipe.grad_clip, mirror=True),Adam(self.critic or {}, clip=recipe.grad_clip, mirror=True)
 
     def critic_step(self, x, used, target, lr):
         "Move the critic towards `target`; returns the squared error"
@@ -600,7 +600,7 @@ def rl(
     budget = dict(cpu_seconds=cpu_seconds) if iterations is None else dict(iterations=iterations)
     _positive(length=length, worlds=worlds, checkpoint_every=1 if checkpoint_every is None else checkpoint_every, **budget)
     (policy,base),data = _start(start, models),read_examples(dataset) if dataset else None
-    config = dict(base=base, parent=start, seed=seed, length=length, worlds=worlds, seeds=seeds, data_sha256=data and data.sha256, recipe=asdict(recipe))
+    config = dict(about=ABOUT, base=base, parent=start, seed=seed, length=length, worlds=worlds, seeds=seeds, data_sha256=data and data.sha256, recipe=asdict(recipe))
     asked = {k:v for k,v in config.items() if k != 'recipe'} | {f'recipe.{k}':v for k,v in asdict(recipe).items()}
     asked |= dict(iterations=None, cpu_seconds=None) | budget | dict(sampler=sampler and sampler.config, weights=digest(save(policy.weights)))
     model = _model('rl', base, job or digest(asked, 8))
