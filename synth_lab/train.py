@@ -36,9 +36,9 @@ def _messages(row):
     try:
         synth = any('reasoning' in m for m in row.get('messages', ()))
         messages = DIALECTS['trl' if 'completion' in row else 'synth' if synth else 'openai'].back(row)['messages']
-        assert messages and all(isinstance(m['role'], str) for m in messages)
-        return messages
-    except (AssertionError, AttributeError, KeyError, TypeError): raise ValueError('rows that are no conversation') from None
+        if messages and all(isinstance(m['role'], str) for m in messages): return messages
+    except (AttributeError, KeyError, TypeError): pass
+    raise ValueError('rows that are no conversation')
 
 def _answers(messages):
     "The answers to be learned, each with the user's message before it; raises `ValueError` when there is none"
@@ -157,6 +157,7 @@ def _mirror(side, inputs, hidden, outputs):
     return (np.append(features, np.arange(N_FEATURES, inputs)), np.where(units < hidden//4*4, units^(1 << side), units),
         np.array(_places(ACTIONS, swap)) if outputs == len(ACTIONS) else np.arange(outputs))
 
+# %% ../nbs/11_train.ipynb #997c7793
 def mirrored(
     weights:dict, # of `init_weights`, or their gradients
     side:int      # 0: left and right; 1: up and down
