@@ -1,4 +1,4 @@
-"Every notebook, run from top to bottom, is a test case; the worked ones run small, in order, in one lab"
+"Every notebook, run from top to bottom, is a test case; `test_worked` has those of the pipeline"
 import os, subprocess, sys
 from pathlib import Path
 
@@ -21,11 +21,3 @@ def test_there_are_notebooks(): assert len(FOUND) > 20 and [p.stem[0] for p in W
 
 @pytest.mark.parametrize('notebook', [p for p in FOUND if p not in WORKED], ids=lambda p: p.stem)
 def test_notebook(notebook, tmp_path): run(notebook, SYNTH_LAB_PATH=str(tmp_path/'lab'))
-
-
-@pytest.fixture(scope='session')
-def lab_path(tmp_path_factory): return tmp_path_factory.mktemp('pipeline')/'lab'
-
-
-@pytest.mark.parametrize('notebook', WORKED, ids=lambda p: p.stem)
-def test_worked(notebook, lab_path): run(notebook, SYNTH_LAB_PATH=str(lab_path), QUICK='1')
