@@ -267,7 +267,8 @@ def test_patience_keeps_the_best_weights_and_stops(lab, tmp_path):
     assert early.curves == full.curves[:len(early.curves)] and len(early.curves) == early.metrics['epoch']+4 < 40 and early.metrics['epoch'] <= best
     data = T.read_examples(dataset)
     val = T._held_back(data, .1)[1]
-    assert T.cross_entropy(logits(weights(tmp_path, early), data.x[val]), data.y[val])[0] == early.metrics['val_loss'] < full.curves[-1]['val_loss']
+    assert T.cross_entropy(logits(weights(tmp_path, early), data.x[val]), data.y[val])[0] == pytest.approx(early.metrics['val_loss'], rel=1e-5) # another number of threads, another sum
+    assert early.metrics['val_loss'] < full.curves[-1]['val_loss']
 
 
 def stop_after(n):
