@@ -19,7 +19,7 @@ worked: pipeline
 
 # Two processes share the files of tests
 test: .venv/installed
-	.venv/bin/python -m pytest -q -n 2 --dist loadfile
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Half a million steps in lock-step with upstream's Crafter, instead of the 21,600 of `make test`; ten minutes
 oracle: .venv/installed
