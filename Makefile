@@ -4,7 +4,7 @@ PIP = .venv/bin/python -m pip --disable-pip-version-check
 
 .PHONY: pipeline worked test oracle bench lab
 
-# Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one; LONG=1 trains each model for half an hour of CPU time.
+# Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one; LONG=1 gives each training of RL half an hour of CPU time.
 pipeline: .venv/installed
 	@QUICK=$(QUICK) LONG=$(LONG) .venv/bin/python tools/pipeline.py
 
@@ -25,7 +25,7 @@ test: .venv/installed
 oracle: .venv/installed
 	ORACLE_STEPS=520000 .venv/bin/python -m pytest -q tests/test_oracle.py
 
-# Ratios against what else one would use, and how far the student learns; each script prints one line of JSON, all of them take about twenty minutes. `bench/learn.py` has longer parts
+# Ratios against what else one would use, and how far the student learns; each script prints one line of JSON, all of them take a quarter of an hour and more. `bench/learn.py` has longer parts
 bench: .venv/installed
 	.venv/bin/python bench/world.py
 	.venv/bin/python bench/rollout.py

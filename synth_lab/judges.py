@@ -405,6 +405,7 @@ def _system(rubric, scope):
         criteria='\n'.join(f'- {o.id}: {o.description}' for o in rubric.criteria),
         optional=f'; leave out {", ".join(optional)} where the evidence says nothing about it' if optional else '')
 
+# %% ../nbs/08c_judges.ipynb #bedc6e1c
 def evidence(
     case:Case # an episode, or one turn of it
 )->str: # without the model's name, its return, and what other judges said

@@ -33,6 +33,7 @@ class Remembered:
     places:tuple[tuple[str,int,int],...]  # kind, cells to the right, cells down; the nearest of each kind, nearest first
     unexplored:tuple[tuple[int,str],...]  # cells to a side to the nearest that was never seen, nearest first; a side without any is left out
 
+# %% ../nbs/02_view.ipynb #1549a99c
 @dataclass(frozen=True, slots=True)
 class Observation:
     "What the agent knows at one moment"

@@ -2,7 +2,7 @@
 
 Each notebook runs in a process of its own, as it would in Jupyter. out/ then holds the lab (traces and checkpoints), the executed notebooks,
 their figures as PNG, and report.json. A run that was stopped goes on where it was; a finished one is put aside, never written over.
-QUICK=1 in the environment makes a small run, LONG=1 one in which RL goes on until it has passed its teacher.
+QUICK=1 in the environment makes a small run, LONG=1 one in which each training of RL gets half an hour of CPU time.
 """
 import base64, fcntl, json, multiprocessing, os, re, resource, signal, sys, time
 from contextlib import contextmanager
