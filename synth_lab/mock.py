@@ -289,7 +289,7 @@ def mock(
     latency=0.,           # seconds before an answer; (least, most) draws them
     faults=(),            # which calls fail and how: see `schedule`
     dialect:str='openai', # whose replies to write: a name in `SHAPES`
-    plays=2,              # that many random actions a call, or these actions, or the model in the box of this name
+    plays=2,              # that many random actions a call, or these actions, or the model in the box of this name, or a function of (number, request) → `Said`
     key:str|None=None,    # requests have to show this key
     models=(),            # ids of the models that it serves; none: whatever is asked for
     wait:float=.1,        # seconds after which a client that meets a limit is to come back
@@ -306,6 +306,7 @@ def mock(
 def _said(mock, n, asked):
     "What the model says in call `n`; raises `LabError` when a model in the box cannot read the request"
     rng = random.Random(f'{mock.seed} {n} plays')
+    if callable(mock.plays): return mock.plays(n, asked)
     if isinstance(mock.plays, int): return Said(orjson.dumps(dict(actions=rng.choices(ACTIONS, k=mock.plays))).decode())
     if not isinstance(mock.plays, str): return Said(orjson.dumps(dict(actions=list(mock.plays))).decode())
     policy,obs = load_policy(mock.plays, settings().lab/'models'),seen(asked.get('messages') or [])
