@@ -6,10 +6,10 @@
 __all__ = ['REFUSALS', 'LARGEST', 'ROUTES', 'app', 'RequestError', 'ChatRequest', 'read_request', 'seen', 'allowed', 'may_call',
            'completion', 'chunks', 'events', 'NotAllowed', 'TooLarge', 'error_body', 'learning_job', 'openai_job',
            'openai_event', 'openai_file', 'points', 'checkpoints', 'page', 'learning_request', 'openai_request', 'Box',
-           'upload', 'App', 'create_app', 'serving', 'serve', 'serving_process']
+           'upload', 'App', 'create_app', 'port_holder', 'serving', 'serve', 'serving_process']
 
 # %% ../nbs/13_serve.ipynb #a4904222
-import asyncio, hmac, json, os, pkgutil, re, socket, subprocess, sys, threading, time
+import asyncio, errno, hmac, json, os, pkgutil, re, socket, subprocess, sys, threading, time
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -559,10 +559,24 @@ def create_app(
 app = create_app()
 
 # %% ../nbs/13_serve.ipynb #17d28523
+def port_holder(
+    port:int # of this machine
+)->str|None: # such as `python (process 4711)`; None where that cannot be seen
+    "The process that listens on a port"
+    import psutil
+    try: pid = next((o.pid for o in psutil.net_connections('tcp') if o.status == psutil.CONN_LISTEN and o.laddr.port == port), None)
+    except psutil.Error: return None
+    if pid is None: return None
+    try: return f'{psutil.Process(pid).name()} (process {pid})'
+    except psutil.Error: return f'process {pid}'
+
 def _listen(host, port):
     "A socket that listens; 0 takes a port that is free"
     try: sock = socket.create_server((host, port), backlog=2048)
-    except OSError as e: raise LabError(f'cannot listen on {host}:{port}: {e.strerror}', 'choose another port; 0 takes any that is free') from None
+    except OSError as e:
+        holder = port_holder(port) if e.errno == errno.EADDRINUSE else None
+        why = f'{holder} has that port' if holder else e.strerror
+        raise LabError(f'cannot listen on {host}:{port}: {why}', 'choose another port; 0 takes any that is free') from None
     return socket.socket(sock.family, sock.type, socket.IPPROTO_TCP, sock.detach()) # asyncio sends at once where it sees TCP: else 45 ms a call
 
 def _url(sock): return 'http://{}:{}/v1'.format(*sock.getsockname()[:2])

@@ -1,5 +1,5 @@
 "The models in the box as an endpoint: in process and over a socket"
-import asyncio, json, math, signal, socket, subprocess, sys, time
+import asyncio, json, math, os, signal, socket, subprocess, sys, time
 
 import httpx, orjson, pytest
 
@@ -179,7 +179,7 @@ print(r.choices[0].message.content)
 def test_a_port_is_taken_and_given_back(app):
     with serving(app) as url:
         port = httpx.URL(url).port
-        with pytest.raises(LabError, match=f'{port}.*another port'):
+        with pytest.raises(LabError, match=f'{port}.*process {os.getpid()}.*another port'):
             with serving(app, port=port): pass
     socket.create_server(('127.0.0.1', port)).close()
 
