@@ -5,10 +5,11 @@
 # %% auto #0
 __all__ = ['Count', 'Share', 'Least', 'Text', 'Seed', 'Seeds', 'Op', 'TURNS', 'MOST_ACTIONS', 'Names', 'Scores', 'ConfigError',
            'read_toml', 'Noted', 'noted', 'refused', 'Table', 'Config', 'placeholder', 'StepRewards', 'EnvParams',
-           'EnvConfig', 'Policy', 'EvalConfig', 'check_ops', 'check_rewards', 'FilterConfig', 'SmokeConfig']
+           'EnvConfig', 'Policy', 'EvalConfig', 'check_ops', 'check_rewards', 'FilterConfig', 'SmokeConfig', 'is_local',
+           'stand_in', 'open_traces']
 
 # %% ../nbs/15a_configs.ipynb #8cdf541d
-import math, os, re, tempfile, tomllib
+import difflib, math, os, re, tempfile, tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
@@ -18,8 +19,10 @@ from pydantic_core import PydanticCustomError
 
 from .agent import SYSTEM
 from .client import ClientError, endpoint
-from .core import LabError, did_you_mean
+from .core import LabError, did_you_mean, digest
 from .filters import Filter, FilterError
+from .lab import Lab
+from .policies import BUILTIN
 from .world import ACHIEVEMENTS, DIFFICULTIES
 
 # %% ../nbs/15a_configs.ipynb #e8cf4637
@@ -479,3 +482,91 @@ def _endpoint_exists(key, name):
     "Raise a `ConfigError` for a name or URL that is no endpoint's"
     try: endpoint(name)
     except ClientError as e: raise ConfigError(f'{key} = {name!r}: {e.message}', e.fix, key) from None
+
+# %% ../nbs/15a_configs.ipynb #2c3b5422
+_TUNED = dict(ft='ft', fft='ft', peft='ft', qft='ft', rl='rl')
+
+def is_local(lab)->bool:
+    "Whether the lab's models are those of the box"
+    return lab.endpoint.in_process and lab.endpoint.name == 'local'
+
+def _newest(model, lab, kind):
+    "The lab's newest model of a kind, for one that it does not have"
+    try: return lab.newest(kind)
+    except LabError as e: raise ConfigError(f'`{model}` is not in the box, and {e.message}', e.fix, 'model') from None
+
+def _stands(model, lab, use):
+    "The model of the box that stands in for `model`"
+    prefix,colon,_ = model.partition(':')
+    if colon and prefix in _TUNED: return _newest(model, lab, _TUNED[prefix])
+    if use != 'rl': return dict(play='expert', sft='student')[use]
+    return next((o for o in reversed(list(lab.models().id)) if o.startswith('ft:')), 'student')
+
+def stand_in(
+    model:str,       # model id, as a file has it
+    lab,             # a `Lab`
+    use:str='play'   # what it is to do: `play`, or be the start of `sft` or `rl`
+)->tuple: # (the model that does it, a sentence on that; None where it is the model itself)
+    "The model that is asked for, or the one of the box that stands in for it"
+    if not is_local(lab):
+        if placeholder(model): raise ConfigError(f'the model is {model!r}, a placeholder', 'put the id of your model there; `synth-lab status models` lists them', 'model')
+        return model,None
+    have = list(lab.models().id)
+    if model in have or difflib.get_close_matches(model, BUILTIN, cutoff=.8): return model,None # a slip is for the server to answer
+    stands = _stands(model, lab, use)
+    return stands,f'`{model}` is not in the box: `{stands}` {"plays" if use == "play" else "is trained"} in its place'
+
+# %% ../nbs/15a_configs.ipynb #dd60a330
+def _path_of(db):
+    "The path that `db` names; None for the address of a server"
+    if re.match('(https?|wss?):', db): return None
+    m = re.fullmatch(r'(sqlite|libsql|file)(?:\+\w+)?:(/*)([^?]*).*', db)
+    if not m: return Path(db).expanduser()
+    kind,slashes,rest = m.groups()
+    if len(slashes) == 2: return None
+    return Path('/'*(len(slashes) in (1, 4) or kind == 'file' and len(slashes) == 3) + rest)
+
+def _beside(lab, path):
+    "A lab in folder `path` with the models and the endpoint of `lab`"
+    if Path(path).absolute() == lab.path: return lab
+    made = Lab(path, lab.endpoint, lab._key)
+    made.models_path = lab.models_path
+    return made
+
+def _brought_in(path, lab):
+    "A lab that holds the sessions of a v3 database"
+    made = _beside(lab, lab.path/'imported'/f'{path.stem}-{digest(str(path.absolute()))}')
+    got = made.import_synth(path)
+    return made,[f'{path.name} is a v3 database: {got.new} episodes were brought in, {got.known} were there already', *got.notes]
+
+def open_traces(
+    db:str|None, # a folder, a v3 database, an address of either, or `none`; None: the lab itself
+    lab          # a `Lab`
+)->tuple: # (a lab that holds the traces, with the models of `lab`; sentences on what was made of `db`)
+    "Where traces are read from, or go to"
+    if db is None: return lab,[]
+    if db in ('none', 'off', 'disable'):
+        made = _beside(lab, (kept := tempfile.TemporaryDirectory()).name)
+        made.kept = kept # goes with it
+        return made,['no traces are kept']
+    path = _path_of(db)
+    if path is None:
+        chosen = os.environ.get('CRAFTER_TRACE_DB')
+        return (_beside(lab, chosen) if chosen else lab),[f'{db}: no server is needed, the traces are in {chosen or "the lab"}']
+    if not path.is_file(): return _beside(lab, path),[]
+    with open(path, 'rb') as f: magic = f.read(16)
+    if magic == b'SQLite format 3\0': return _brought_in(path, lab)
+    raise ConfigError(f'{path} is a file, and no v3 database', 'give the name of a folder', 'db')
+
+# %% ../nbs/15a_configs.ipynb #380ccb36
+@patch
+def select(self:FilterConfig,
+    lab # a `Lab` with the traces, from `open_traces`
+)->tuple: # (a `synth_lab.filters.Selection`, sentences on models); raises `FilterError`
+    "Choose among the traces"
+    have,notes,models = [o['model'] for o in lab.store.rows('SELECT DISTINCT model FROM episodes')],[],[]
+    for m in self.models or ():
+        found,note = (m, None) if m in have else stand_in(m, lab)
+        models.append(found)
+        if note: notes.append(note.replace('plays', 'played'))
+    return Filter(**self.rules | (dict(models=list(dict.fromkeys(models))) if models else {})).select(lab.store),notes
