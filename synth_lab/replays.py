@@ -13,13 +13,15 @@ from itertools import accumulate
 from numbers import Integral
 from pathlib import Path
 
+import numpy as np
 import orjson
-from PIL import Image
+from fastcore.basics import patch
+from PIL import Image, ImageDraw, ImageFont
 
 from .core import did_you_mean
 from .rollout import Episode, RolloutError
 from .traces import Store
-from .view import Memory
+from .view import Memory, png
 from .world import ACTIONS, World
 
 # %% ../nbs/07a_replays.ipynb #53010dc8
@@ -109,6 +111,13 @@ def seen(
 # %% ../nbs/07a_replays.ipynb #507c5afb
 class Film(list):
     "Frames, each (height, width, 3) uint8"
+    def __init__(self,
+        frames=(),
+        steps=()  # of the episode, that were played when each frame was drawn
+    ):
+        super().__init__(frames)
+        self.steps = list(steps)
+
     def gif(self,
         fps:float=8 # frames a second
     )->bytes:
@@ -119,11 +128,11 @@ class Film(list):
         return out.getvalue()
 
     def save(self,
-        path # a `.gif` file, or a folder for one PNG a frame
+        path # a `.gif` file; a `.png` file, which gets a `strip`; or a folder for one PNG a frame
     )->Path:
         "Write the film to disk"
         path = Path(path)
-        if path.suffix == '.gif': path.write_bytes(self.gif())
+        if path.suffix in ('.gif', '.png'): path.write_bytes(self.gif() if path.suffix == '.gif' else self.strip())
         else:
             path.mkdir(parents=True, exist_ok=True)
             for n,o in enumerate(self): Image.fromarray(o).save(path/f'{n:04d}.png')
@@ -140,8 +149,28 @@ def film(
 )->Film:
     "An episode in pictures, from its first moment to its last"
     world,actions = fork(store, episode_id, 0),[o for c in _calls(store, episode_id) for o in c['actions']]
-    frames = Film([world.frame(size)])
+    shown = Film([world.frame(size)], [0])
     for n,o in enumerate(actions, 1):
         world.step(ACTIONS.index(o))
-        if n%every == 0 or n == len(actions): frames.append(world.frame(size))
-    return frames
+        if n%every == 0 or n == len(actions):
+            shown.append(world.frame(size))
+            shown.steps.append(n)
+    return shown
+
+# %% ../nbs/07a_replays.ipynb #0a78cb61
+@patch
+def strip(self:Film,
+    moments=6 # how many, evenly from the first frame to the last; or steps, of which the nearest frames are taken
+)->bytes: # raises `RolloutError` when there is nothing to show
+    "Frames in a row, each with its step below, as a PNG"
+    if isinstance(moments, Integral): moments = np.linspace(0, len(self)-1, max(0, min(moments, len(self)))).round().astype(int).tolist()
+    else: moments = [min(range(len(self)), key=lambda i: abs(self.steps[i]-o)) for o in moments]
+    if not moments: raise RolloutError('the strip has no moments', f'ask for 1 to {len(self)}, or name steps')
+    height,width,_ = self[0].shape
+    gap,foot = max(2, width//36),max(14, width//8)
+    row = Image.new('RGB', ((width+gap)*len(moments)-gap, height+foot), 'white')
+    for k,i in enumerate(moments):
+        row.paste(Image.fromarray(self[i]), (k*(width+gap), 0))
+        said,at = f'step {self.steps[i]}',(k*(width+gap) + width//2, height + foot//2)
+        ImageDraw.Draw(row).text(at, said, 'black', ImageFont.load_default(foot*.7), 'mm')
+    return png(np.asarray(row))
