@@ -4,15 +4,19 @@
 
 # %% auto #0
 __all__ = ['Count', 'Share', 'Least', 'Text', 'Seed', 'Seeds', 'Op', 'TURNS', 'MOST_ACTIONS', 'Names', 'Scores', 'ConfigError',
-           'read_toml', 'Noted', 'noted', 'refused', 'Table', 'Config', 'placeholder', 'StepRewards', 'EnvParams',
-           'EnvConfig', 'Policy', 'EvalConfig', 'check_ops', 'check_rewards', 'FilterConfig', 'SmokeConfig', 'is_local',
-           'stand_in', 'open_traces']
+           'read_toml', 'Noted', 'noted', 'refused', 'Table', 'Config', 'placeholder', 'check_model', 'StepRewards',
+           'EnvParams', 'EnvConfig', 'Policy', 'EvalConfig', 'check_ops', 'check_rewards', 'FilterConfig',
+           'SmokeConfig', 'is_local', 'stand_in', 'open_traces', 'Topology', 'Compute', 'Lora', 'Trainee', 'Training',
+           'SFTAlgorithm', 'SFTJob', 'SFTData', 'Validation', 'SFTTraining', 'Parallelism', 'Hyperparameters',
+           'SFTConfig', 'RLAlgorithm', 'Services', 'Model', 'RLEnv', 'Rollout', 'WeightSync', 'Rewards', 'RLTraining',
+           'Evaluation', 'Blend', 'RubricTable', 'JudgeOptions', 'JudgeTable', 'RLConfig', 'kind_of', 'launch']
 
 # %% ../nbs/15a_configs.ipynb #8cdf541d
 import difflib, math, os, re, tempfile, tomllib
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, get_args
 
+from fastcore.aio import run_sync
 from fastcore.basics import patch
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticCustomError
@@ -21,8 +25,10 @@ from .agent import SYSTEM
 from .client import ClientError, endpoint
 from .core import LabError, did_you_mean, digest
 from .filters import Filter, FilterError
+from .jobs import AsyncFiles, Job
 from .lab import Lab
 from .policies import BUILTIN
+from .train import read_examples
 from .world import ACHIEVEMENTS, DIFFICULTIES
 
 # %% ../nbs/15a_configs.ipynb #e8cf4637
@@ -119,6 +125,8 @@ class Config(Table):
         "Its own table of a file"
         if cls.table in found: return found[cls.table]
         raise ConfigError(f'{path} has no table [{cls.table}]', f'it has {", ".join(f"[{o}]" for o in found) or "nothing"}; write [{cls.table}] above the keys')
+    @classmethod
+    def _over(cls, found, given): return _merged(found, given)
     def _check(self): pass
     def _more_notes(self): return []
 
@@ -131,7 +139,7 @@ class Config(Table):
         given = cls._tidy({k:v for k,v in given.items() if v is not None})
         if path is None: return cls(**given)
         try:
-            made = cls(**_merged(cls._tidy(cls._pick(read_toml(path), path)), given))
+            made = cls(**cls._over(cls._tidy(cls._pick(read_toml(path), path)), given))
         except ConfigError as e:
             if str(path) in e.message or (e.key or '').split('.')[0] in given: raise
             raise ConfigError(f'{path}: {e.message}', e.fix, e.key) from None
@@ -161,6 +169,12 @@ def placeholder(
 )->bool:
     "Whether a value only says that one belongs there"
     return bool(value and _PLACEHOLDER.search(value))
+
+def check_model(
+    model:str # model id
+): # raises `ConfigError`
+    "Refuse a model that is a placeholder"
+    if placeholder(model): raise ConfigError(f'the model is {model!r}, a placeholder', 'put the id of your model there; `synth-lab status models` lists them', 'model')
 
 # %% ../nbs/15a_configs.ipynb #7a61bca3
 class StepRewards(Table):
@@ -509,7 +523,7 @@ def stand_in(
 )->tuple: # (the model that does it, a sentence on that; None where it is the model itself)
     "The model that is asked for, or the one of the box that stands in for it"
     if not is_local(lab):
-        if placeholder(model): raise ConfigError(f'the model is {model!r}, a placeholder', 'put the id of your model there; `synth-lab status models` lists them', 'model')
+        check_model(model)
         return model,None
     have = list(lab.models().id)
     if model in have or difflib.get_close_matches(model, BUILTIN, cutoff=.8): return model,None # a slip is for the server to answer
@@ -570,3 +584,571 @@ def select(self:FilterConfig,
         models.append(found)
         if note: notes.append(note.replace('plays', 'played'))
     return Filter(**self.rules | (dict(models=list(dict.fromkeys(models))) if models else {})).select(lab.store),notes
+
+# %% ../nbs/15a_configs.ipynb #6bf9e9b1
+_ONE_BOX = 'no GPUs are rented: the student is trained in a process of this machine'
+_ALL_WEIGHTS = 'the student is small, and all of its weights are trained'
+_TOLD = 'every row of the curves is told'
+_SAMPLED = 'the student draws each action by its own probabilities while it learns'
+
+class Topology(Table):
+    "`[compute.topology]`"
+    type:Text|None = None
+    gpus_for_vllm:int|None = None
+    gpus_for_training:int|None = None
+    gpus_for_ref:int|None = None
+    tensor_parallel:int|None = None
+    reference_placement:Text|None = None
+
+class Compute(Table):
+    "`[compute]`"
+    gpu_type:Text|None = None
+    gpu_count:Count|None = None
+    nodes:Count|None = None
+    topology:Topology|None = None
+
+class Lora(Table):
+    "`[training.lora]`"
+    r:Count|None = None
+    alpha:float|None = None
+    dropout:Share|None = None
+    target_modules:list[Text]|None = None
+
+class Trainee(Table):
+    "`[policy]`: what is trained"
+    model_name:Text|None = None   # a base model
+    source:Text|None = None       # or a fine-tuned one
+    label:Text|None = None        # the new model's id ends with it
+    trainer_mode:noted(Literal['full', 'lora', 'qlora'], _ALL_WEIGHTS) = None
+    max_tokens:noted(Count, _SAMPLED) = None
+    temperature:noted(Least, _SAMPLED) = None
+    top_p:noted(Share, _SAMPLED) = None
+    top_k:noted(int, _SAMPLED) = None
+    repetition_penalty:noted(Least, _SAMPLED) = None
+    stop_sequences:noted(list[Text], _SAMPLED) = None
+    inference_url:noted(Text, _SAMPLED) = None
+
+# %% ../nbs/15a_configs.ipynb #034e42ad
+class Training(Config):
+    "What the configurations of training share"
+    tags:dict[str, Any] = {}   # kept with the job
+    smoke:dict[str, Any] = {}  # for `SmokeConfig`; no trainer sees it
+
+    @classmethod
+    def _pick(cls, found, path): return found
+    @classmethod
+    def _over(cls, found, given):
+        "`given` over `found`; a model that is given stands for each one that a file names"
+        if any(k in (given.get(t) or {}) for t,keys in _STARTS.items() for k in keys):
+            found = {t:{k:v for k,v in o.items() if k not in _STARTS.get(t, ())} if isinstance(o, dict) else o for t,o in found.items()}
+        return _merged(found, given)
+
+_STARTS = dict(job=('model',), model=('source', 'base'), policy=('model_name', 'source')) # where a file may name the model to start from
+
+def _label(label):
+    "A label as the end of a model's id"
+    return label and (re.sub('[^A-Za-z0-9-]+', '-', label).strip('-')[:40] or None)
+
+def _dump(table): return table.model_dump(exclude_unset=True, exclude_none=True) if table else {}
+
+def _same(what, **found):
+    "The value that the places agree on; None when none says anything"
+    said = {k:v for k,v in found.items() if v is not None}
+    return _one(what, said) if said else None
+
+def _given_to(values, table, **names):
+    "Move keys that a caller gave flat into `table`"
+    moved = {new:values.pop(old) for old,new in names.items() if old in values}
+    return values | ({table:dict(values.get(table) or {}) | moved} if moved else {})
+
+# %% ../nbs/15a_configs.ipynb #c7d0c263
+_BY_EPOCH = 'the games held back are looked at after every epoch'
+
+class SFTAlgorithm(Table):
+    "`[algorithm]` of fine-tuning"
+    type:Literal['offline'] = 'offline'
+    method:Literal['sft', 'supervised_finetune'] = 'sft'
+    variety:Literal['fft', 'lora'] = 'fft'
+
+class SFTJob(Table):
+    "`[job]`"
+    model:Text|None = None
+    data:Text|None = None          # the dataset, relative to the working folder
+    data_path:Text|None = None     # another name for it
+    poll_seconds:Count|None = None # how long the job is watched
+
+class SFTData(Table):
+    "`[data]`"
+    topology:noted(dict[str, Any], _ONE_BOX) = None
+    validation_path:Text|None = None # a dataset that is held back, whole
+
+class Validation(Table):
+    "`[training.validation]`"
+    enabled:bool = True
+    evaluation_strategy:noted(Text, _BY_EPOCH) = None
+    eval_steps:noted(int, _BY_EPOCH) = None
+    save_best_model_at_end:bool = True   # keep the weights of the best epoch, not of the last
+    metric_for_best_model:Text = 'val.loss'
+    greater_is_better:bool = False
+
+class SFTTraining(Table):
+    "`[training]` of fine-tuning"
+    mode:noted(Text, _ALL_WEIGHTS) = None
+    use_qlora:noted(bool, _ALL_WEIGHTS) = None
+    validation:Validation|None = None
+    lora:noted(Lora, _ALL_WEIGHTS) = None
+
+class Parallelism(Table):
+    "`[hyperparameters.parallelism]`"
+    use_deepspeed:bool|None = None
+    deepspeed_stage:int|None = None
+    fsdp:bool|None = None
+    bf16:bool|None = None
+    fp16:bool|None = None
+    activation_checkpointing:bool|None = None
+    tensor_parallel_size:int|None = None
+    pipeline_parallel_size:int|None = None
+
+_NOT_TEXT = 'the student reads an observation, however long the text is'
+_OWN_RECIPE = "the student's learning rate begins at its highest, and its weights decay by 1e-4 of it"
+
+class Hyperparameters(Table):
+    "`[hyperparameters]`"
+    n_epochs:Count|None = None
+    batch_size:Count|None = None        # examples an update; `global_batch`, or the product of the next three, says the same
+    global_batch:Count|None = None
+    per_device_batch:Count|None = None
+    gradient_accumulation_steps:Count|None = None
+    world_size:Count|None = None        # devices
+    learning_rate:Annotated[float, Field(gt=0)]|None = None
+    sequence_length:noted(Count, _NOT_TEXT) = None
+    warmup_ratio:noted(Share, _OWN_RECIPE) = None
+    weight_decay:noted(Least, _OWN_RECIPE) = None
+    train_kind:noted(Text, _ALL_WEIGHTS) = None
+    parallelism:noted(Parallelism, _ONE_BOX) = None
+
+    @property
+    def batch(self)->int|None:
+        "Examples an update"
+        parts = [o for o in (self.per_device_batch, self.gradient_accumulation_steps, self.world_size) if o is not None]
+        return _same('the batch', batch_size=self.batch_size, global_batch=self.global_batch, product=math.prod(parts) if self.per_device_batch else None)
+
+class SFTConfig(Training):
+    "Fine-tuning: a dataset, the model to start from, and how it is trained"
+    type:Literal['sft']|None = None
+    algorithm:SFTAlgorithm = SFTAlgorithm()
+    job:SFTJob = SFTJob()
+    policy:Trainee = Trainee()
+    compute:noted(Compute, _ONE_BOX) = None
+    data:SFTData = SFTData()
+    training:SFTTraining = SFTTraining()
+    hyperparameters:Hyperparameters = Hyperparameters()
+    lora:noted(Lora, _ALL_WEIGHTS) = None # an older place of [training.lora]
+
+# %% ../nbs/15a_configs.ipynb #6cd4e105
+@patch(cls_method=True)
+def _tidy(cls:SFTConfig, values): return _given_to(dict(values), 'job', model='model', dataset='data')
+
+@patch
+def _check(self:SFTConfig):
+    if self.model is None: raise ConfigError('there is no model to fine-tune', 'write model = … into [job], or give --model', 'job.model')
+    _same('the dataset', **{'[job] data':self.job.data, '[job] data_path':self.job.data_path})
+    _same('lora', **{'[lora]':self.lora, '[training.lora]':self.training.lora})
+    self.hyperparameters.batch
+
+@patch(as_prop=True)
+def model(self:SFTConfig)->str|None:
+    "The model to start from"
+    return _same('the model', **{'[job] model':self.job.model, '[policy] model_name':self.policy.model_name, '[policy] source':self.policy.source})
+
+def _file_of(name, what, fix):
+    "The path of a file that has to be there"
+    if not name: raise ConfigError(f'there is no {what}', fix)
+    if Path(name).expanduser().is_file(): return Path(name).expanduser()
+    raise ConfigError(f'{what}: there is no file {name}', fix)
+
+@patch(as_prop=True)
+def dataset(self:SFTConfig)->Path: # raises `ConfigError` when it is not there
+    "The file to learn from"
+    return _file_of(self.job.data or self.job.data_path, 'dataset', 'write it with `synth-lab filter`, then data = … in [job] or --dataset says where it is')
+
+@patch(as_prop=True)
+def validation(self:SFTConfig)->Path|None: # raises `ConfigError` when it is not there
+    "The file that is held back"
+    return _file_of(self.data.validation_path, 'validation_path', 'write the file, or leave the key out') if self.data.validation_path else None
+
+# %% ../nbs/15a_configs.ipynb #9a0ef497
+_SFT_SIZES = ('batch_size', 'global_batch', 'per_device_batch', 'gradient_accumulation_steps', 'world_size', 'learning_rate')
+
+def _sizes(note, model, table, names, place):
+    "A sentence on numbers that are for a model which is not there"
+    said = [f'{place}{k}' for k in names if getattr(table, k) is not None]
+    return [f'{", ".join(f"`{o}`" for o in said)}: sized for {model}; the student keeps its own, and a file that names a model of the box sets them'] if note and said else []
+
+@patch
+def _held_back(self:SFTConfig):
+    "Hyperparameters that say what is held back, and what it is for"
+    v = self.training.validation
+    if v is None: return {}
+    if not v.enabled: return dict(val_split=0)
+    if v.metric_for_best_model != 'val.loss' or v.greater_is_better:
+        raise ConfigError(f'the box chooses the best epoch by val.loss, the lower the better, not by {v.metric_for_best_model}', 'leave metric_for_best_model and greater_is_better out', 'training.validation')
+    return dict(patience=self.hyperparameters.n_epochs or 30) if v.save_best_model_at_end else {}
+
+@patch
+def asked(self:SFTConfig,
+    lab # a `Lab` of the box
+)->tuple: # (keywords of `lab.learning.jobs.create`, sentences)
+    "What the box is asked to do"
+    h,(start,note) = self.hyperparameters,stand_in(self.model, lab, 'sft')
+    sized = {} if note else dict(batch_size=h.batch, learning_rate=h.learning_rate)
+    made = {k:v for k,v in dict(n_epochs=h.n_epochs, **sized).items() if v is not None}
+    notes = self.notes + [o for o in [note] if o] + _sizes(note, self.model, h, _SFT_SIZES, 'hyperparameters.')
+    return dict(kind='sft', model=start, suffix=_label(self.policy.label), metadata=dict(tags=self.tags) if self.tags else None, **made, **self._held_back()),notes
+
+@patch
+def payload(self:SFTConfig,
+    training_file:str,       # id of the uploaded dataset
+    validation_file:str=None # and of the one that is held back
+)->dict: # the body of POST /learning/jobs
+    "What a learning API elsewhere is sent"
+    check_model(self.model)
+    h,v = _dump(self.hyperparameters),self.training.validation
+    if v: h |= dict(evaluation_strategy=v.evaluation_strategy or 'steps', eval_steps=v.eval_steps or 0, **v.model_dump(include={'save_best_model_at_end', 'metric_for_best_model', 'greater_is_better'}))
+    training = {k:o for k,o in _dump(self.training).items() if k in ('mode', 'use_qlora')} | (dict(validation=dict(enabled=v.enabled)) if v else {})
+    if lora := _dump(self.training.lora or self.lora): training['lora'] = lora
+    data = dict(topology=self.data.topology or {}) | (dict(validation_files=[validation_file]) if validation_file else {})
+    effective = dict(compute=_dump(self.compute), data=data, training=training) | (dict(policy=p) if (p := _dump(self.policy)) else {})
+    return dict(model=self.model, training_file_id=training_file, training_type='sft_offline', hyperparameters=dict(n_epochs=1) | h,
+        metadata=dict(effective_config=effective), tags=self.tags)
+
+# %% ../nbs/15a_configs.ipynb #96075425
+_ONE_PROCESS = 'playing and learning are one process in the box: nothing waits, and no weights are sent'
+_CREDIT = dict(gspo='episode', grpo='group', ppo='gae')
+
+class RLAlgorithm(Table):
+    "`[algorithm]` of RL"
+    type:Literal['online'] = 'online'
+    method:Literal['policy_gradient'] = 'policy_gradient'
+    variety:Literal['gspo', 'grpo', 'ppo'] = 'gspo' # how an action is credited; elsewhere, only gspo
+
+class Services(Table):
+    "`[services]`"
+    task_url:noted(Text, 'the game is played in the process that learns, which asks no task app') = None
+    judge_url:noted(Text, 'no judge is asked while the box learns') = None
+
+class Model(Table):
+    "`[model]`: an older place of `[policy]`"
+    source:Text|None = None
+    base:Text|None = None
+    trainer_mode:noted(Literal['full', 'lora', 'qlora'], _ALL_WEIGHTS) = None
+    label:Text|None = None
+
+class RLEnv(Table):
+    "`[rollout.env_config]`"
+    env_params:EnvParams = EnvParams()
+    difficulty:Literal[tuple(DIFFICULTIES)]|None = None
+    seed:_ONE_SEED = None
+    step_rewards:StepRewards|None = None
+
+class Rollout(Table):
+    "`[rollout]`"
+    env_name:Text|None = None
+    policy_name:Text|None = None
+    env_config:RLEnv = RLEnv()
+    policy_config:noted(Policy, _SAMPLED) = None
+    max_turns:Count|None = None
+    ops:list[Op]|None = None
+    episodes_per_batch:Count|None = None
+    batches_per_step:Count = 1              # batches that an update learns from
+    max_concurrent_rollouts:noted(Count, _ONE_PROCESS) = None
+    rubric_rewards_only:bool = False        # only what judges give is learned from
+    task_app_origin_rewards_only:bool = False # or only what the game gives
+
+class WeightSync(Table):
+    "`[training.weight_sync]`"
+    enable:bool|None = None
+    targets:list[Text]|None = None
+    mode:Text|None = None
+    direct:bool|None = None
+    verify_every_k:int|None = None
+    weight_sync_interval:int|None = None
+
+class Rewards(Table):
+    "`[training.rewards]`: how turns are paid"
+    step_rewards_enabled:bool|None = None
+    step_rewards_mode:Literal['off', 'decision_stepwise', 'env_sparse']|None = None
+    step_rewards_strategy:Literal['consistent', 'per_achievement']|None = None
+    step_rewards_indicator_lambda:float|None = None
+    step_rewards_beta:Annotated[float, Field(ge=0, le=0)]|None = None # as `step_beta`: only 0 can be had
+    step_rewards_weights:dict[str, float]|None = None
+    step_rewards_k_limits:dict[str, int]|None = None
+    event_rewards_kind:Literal['unique', 'absolute']|None = None # whether an achievement counts once, or each time
+
+class RLTraining(Rewards):
+    "`[training]` of RL; keys of `Rewards` may stand here, too"
+    num_epochs:Count = 1
+    iterations_per_epoch:Count|None = None  # without it, the box learns for a minute
+    max_turns:Count|None = None
+    group_size:Annotated[int, Field(ge=2)] = 8 # episodes of a world
+    batch_size:Count|None = None            # steps an update
+    learning_rate:Annotated[float, Field(gt=0)]|None = None
+    gradient_accumulation_steps:noted(Count, _ONE_PROCESS) = None
+    max_accumulated_minibatch:noted(Count, _ONE_PROCESS) = None
+    log_interval:noted(Count, _TOLD) = None
+    weight_sync_interval:noted(Count, _ONE_PROCESS) = None
+    weight_sync:noted(WeightSync, _ONE_PROCESS) = None
+    max_completion_tokens:noted(Count, _SAMPLED) = None
+    async_semaphore_max:noted(Count, _ONE_PROCESS) = None
+    lora:noted(Lora, _ALL_WEIGHTS) = None
+    rewards:Rewards = Rewards()
+
+class Evaluation(Table):
+    "`[evaluation]`: worlds that are kept out of training"
+    seeds:Seeds|None = None
+    instances:Count|None = None       # how many of them are played
+    every_n_iters:Count|None = None   # iterations between checkpoints that could be evaluated
+
+# %% ../nbs/15a_configs.ipynb #6bc48e1f
+_TO_OPTIONS = 'write it into [judge.options]'
+_OLD = 'is of an interface that is gone'
+
+class Blend(Table):
+    "How much the game and its judges count in what is learned from"
+    env:Least = 1.
+    event:Least = 0.
+    outcome:Least = 0.
+
+class RubricTable(Table):
+    "`[rubric]`"
+    enabled:bool = False
+    weights:Blend|None = None
+    reward_blend:Blend|None = None   # another name for it
+    model:refused(_OLD, _TO_OPTIONS) = None
+    api_base:refused(_OLD, 'an endpoint of settings.ini, which [judge.options] provider names, has a base URL') = None
+    api_key_env:refused(_OLD, 'an endpoint of settings.ini names the variable of its key') = None
+    event:refused(_OLD, _TO_OPTIONS) = None
+    outcome:refused(_OLD, _TO_OPTIONS) = None
+
+class JudgeOptions(Table):
+    "`[judge.options]`"
+    provider:Text|None = None  # an endpoint's name
+    model:Text|None = None
+    rubric_id:Text|None = None
+    event:bool = True          # whether turns are judged
+    outcome:bool = True        # whether episodes are
+    timeout_s:Least|None = None
+    metadata:dict[str, Any] = {}
+    rubric_overrides:dict[str, Any] = {} # `event` and `outcome`: rubrics
+    weights:dict[str, float] = {}
+    max_concurrency:refused(_OLD, 'leave it out') = None
+    tracks:refused(_OLD, 'event and outcome say what is judged') = None
+
+class JudgeTable(Table):
+    "`[judge]`"
+    enabled:bool|None = None
+    reward_blend:Blend|None = None
+    options:JudgeOptions|None = None
+    rubric:RubricTable|None = None
+    type:refused(_OLD, 'leave it out; [judge.options] says who judges') = None
+    timeout_s:refused(_OLD, _TO_OPTIONS) = None
+
+# %% ../nbs/15a_configs.ipynb #7c92a11e
+class RLConfig(Training):
+    "RL: the model to start from, how it plays, what it is paid, and how long it learns"
+    type:Literal['rl']|None = None
+    algorithm:RLAlgorithm = RLAlgorithm()
+    services:Services = Services()
+    compute:noted(Compute, _ONE_BOX) = None
+    topology:noted(Topology, _ONE_BOX) = None # an older place of [compute.topology]
+    vllm:noted(dict[Literal['tensor_parallel_size', 'max_model_len'], int], _ONE_BOX) = None
+    reference:noted(dict[Literal['placement'], str], _ONE_BOX) = None
+    model:Model = Model()
+    policy:Trainee = Trainee()
+    lora:noted(Lora, _ALL_WEIGHTS) = None
+    rollout:Rollout = Rollout()
+    training:RLTraining = RLTraining()
+    evaluation:Evaluation = Evaluation()
+    rubric:RubricTable = RubricTable()
+    judge:JudgeTable = JudgeTable()
+
+@patch(cls_method=True)
+def _tidy(cls:RLConfig, values):
+    "A model that is given by its id stands in `[policy]`"
+    values = _given_to(dict(values), 'services', task_url='task_url')
+    return _given_to(values, 'policy', model='source') if isinstance(values.get('model'), str) else values
+
+@patch(as_prop=True)
+def start(self:RLConfig)->str|None:
+    "The model to start from"
+    m,p = self.model,self.policy
+    return _same('the model', **{'[model] source':m.source, '[model] base':m.base, '[policy] source':p.source, '[policy] model_name':p.model_name})
+
+@patch(as_prop=True)
+def blend(self:RLConfig)->dict: # weights of `env`, `event`, `outcome`
+    "What the reward is made of"
+    r,j = self.rubric,self.judge
+    on = _same('enabled', **{'[judge] enabled':j.enabled, '[rubric] enabled':r.enabled if 'enabled' in r.model_fields_set else None})
+    said = _same('the blend', **{'[judge] reward_blend':j.reward_blend, '[rubric] weights':r.weights, '[rubric] reward_blend':r.reward_blend})
+    return (said or Blend()).model_dump() if on else Blend().model_dump()
+
+# %% ../nbs/15a_configs.ipynb #2a7b1d12
+def _rewards(table):
+    "What a table says of the pay of turns, by the names of `StepRewards`"
+    names = dict(step_rewards_beta='step_beta', event_rewards_kind='kind')
+    return {names.get(k, k.removeprefix('step_rewards_')):v for k,v in _dump(table).items() if k in Rewards.model_fields or isinstance(table, StepRewards)}
+
+@patch(as_prop=True)
+def turn_pay(self:RLConfig)->dict: # keywords of `synth_lab.rl.step_rewards`; empty: turns are not paid by themselves
+    "What turns are paid"
+    places = {'[training]':self.training, '[training.rewards]':self.training.rewards, '[rollout.env_config.step_rewards]':self.rollout.env_config.step_rewards,
+        '[rollout.policy_config.step_rewards]':self.rollout.policy_config and self.rollout.policy_config.step_rewards}
+    found = {}
+    for place,table in places.items():
+        for k,v in _rewards(table).items(): found.setdefault(k, {})[f'{place} {k}'] = v
+    said = {k:_one(k, v) for k,v in found.items()}
+    on = said.pop('enabled', bool({*said} - {'kind'})) and said.pop('mode', 'decision_stepwise') == 'decision_stepwise'
+    if not on and said.get('kind') == 'absolute': raise ConfigError('event_rewards_kind = "absolute" counts for the pay of turns, which is off', 'set step_rewards_enabled = true', 'training.event_rewards_kind')
+    check_rewards([StepRewards(**{k:said[k] for k in ('weights', 'k_limits') if k in said})])
+    return {dict(kind='mode').get(k, k):v for k,v in said.items() if k != 'step_beta'} if on else {}
+
+@patch
+def _limits(self:RLConfig):
+    "Every key that says how many turns an episode has"
+    r,t = self.rollout,self.training
+    said = {'rollout.max_turns':r.max_turns, 'training.max_turns':t.max_turns, 'rollout.ops':r.ops and check_ops(r.ops), 'max_steps_per_episode':r.env_config.env_params.max_steps_per_episode}
+    return {k:v for k,v in said.items() if v is not None}
+
+@patch
+def _check(self:RLConfig):
+    e,r = self.evaluation,self.rollout
+    for t,keys in dict(model=('source', 'base'), policy=('source', 'model_name')).items():
+        if all(getattr(getattr(self, t), k) for k in keys): raise ConfigError(f'[{t}] has both {keys[0]} and {keys[1]}', 'leave one of them out', t)
+    if self.start is None: raise ConfigError('there is no model to start from', 'write model_name or source into [policy], or give --model', 'policy')
+    if e.instances and len(e.seeds or ()) < e.instances: raise ConfigError(f'[evaluation] asks for {e.instances} instances of {len(e.seeds or ())} seeds', 'name as many seeds', 'evaluation.seeds')
+    if r.rubric_rewards_only and r.task_app_origin_rewards_only:
+        raise ConfigError('rubric_rewards_only and task_app_origin_rewards_only leave no reward', 'leave one of them out', 'rollout.rubric_rewards_only')
+    if r.task_app_origin_rewards_only and (self.blend['event'] or self.blend['outcome']): raise ConfigError(f'task_app_origin_rewards_only, but the blend is {self.blend}', 'leave one of them out', 'rollout')
+    _same('lora', **{'[lora]':self.lora, '[training.lora]':self.training.lora})
+    _same('the topology', **{'[topology]':self.topology and _dump(self.topology).get('type'), '[compute.topology]':self.compute and self.compute.topology and _dump(self.compute.topology).get('type')})
+    self.turn_pay, self._limits()
+
+# %% ../nbs/15a_configs.ipynb #f50d48ac
+@patch
+def _more_notes(self:RLConfig):
+    limits,notes = self._limits(),[]
+    if limits: notes.append(f'{", ".join(f"`{k}` = {v}" for k,v in limits.items())}: an episode has {MOST_ACTIONS*min(limits.values())} steps, {MOST_ACTIONS} for each turn')
+    if self.evaluation.every_n_iters: notes.append('`evaluation`: its worlds are kept out of training; the checkpoints, and the model, are played on them by `synth-lab eval`')
+    return notes
+
+@patch
+def _unjudged(self:RLConfig):
+    "Raise a `ConfigError` when judges would be needed, or a world that the box does not learn in"
+    judged = self.rollout.rubric_rewards_only or self.blend['event'] or self.blend['outcome']
+    fix = 'in Python, lab.rl(start, sampler=lab.served(judge), recipe=Recipe(blend=…)) asks one; or set enabled = false'
+    if judged: raise ConfigError('a training job of the box asks no judges', fix, 'judge')
+    d = self.rollout.env_config.difficulty
+    if d not in (None, 'normal'): raise ConfigError(f'the box learns in worlds of difficulty normal, not {d}', 'leave difficulty out', 'rollout.env_config.difficulty')
+
+@patch
+def asked(self:RLConfig,
+    lab # a `Lab` of the box
+)->tuple: # (keywords of `lab.learning.jobs.create`, sentences)
+    "What the box is asked to do"
+    self._unjudged()
+    t,r,e,(start,note),limits = self.training,self.rollout,self.evaluation,stand_in(self.start, lab, 'rl'),self._limits()
+    held = {*(e.seeds or ())}
+    kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety], iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, checkpoint_every=e.every_n_iters,
+        worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step, length=MOST_ACTIONS*min(limits.values()) if limits else None,
+        seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None, **(dict(reward='turn', step_rewards=pay) if (pay := self.turn_pay) else {}),
+        **({} if note else dict(batch_size=t.batch_size, learning_rate=t.learning_rate)))
+    label = _same('the label', model=self.model.label, policy=self.policy.label)
+    notes = self.notes + [o for o in [note] if o] + _sizes(note, self.start, t, ('batch_size', 'learning_rate'), 'training.')
+    return dict(kind='rl', model=start, suffix=_label(label), metadata=dict(tags=self.tags) if self.tags else None) | {k:v for k,v in kw.items() if v is not None},notes
+
+# %% ../nbs/15a_configs.ipynb #c441949a
+_WANTED = ('compute', 'rollout.env_name', 'rollout.policy_name', 'rollout.max_turns', 'rollout.episodes_per_batch', 'rollout.max_concurrent_rollouts', 'training.num_epochs',
+    'training.iterations_per_epoch', 'training.max_turns', 'training.batch_size', 'training.group_size', 'training.learning_rate', 'evaluation.instances', 'evaluation.every_n_iters', 'evaluation.seeds')
+
+def _has(table, name):
+    "Whether nested dicts have what a dotted name says"
+    head,_,rest = name.partition('.')
+    return head in table and (not rest or _has(table[head], rest))
+
+@patch
+def payload(self:RLConfig,
+    backend:str=None # URL of the learning API, for the record
+)->dict: # the body of POST /rl/jobs
+    "What a learning API elsewhere is sent"
+    check_model(self.start)
+    url,config = self.services.task_url,_dump(self) | dict(reference=dict(placement='none') | (self.reference or {}))
+    if not url or placeholder(url):
+        raise ConfigError(f'task_url is {"missing" if not url else "a placeholder"}', 'put the URL there that `synth-lab deploy --runtime modal` prints, or give --task-url', 'services.task_url')
+    if self.algorithm.variety != 'gspo': raise ConfigError(f'the learning API knows gspo, not {self.algorithm.variety}', 'write variety = "gspo"', 'algorithm.variety')
+    lacks = [o for o in _WANTED if not _has(config, o)] + ([] if 'topology' in config or 'topology' in config.get('compute', {}) else ['compute.topology'])
+    if lacks: raise ConfigError(f'the learning API wants {", ".join(lacks)}, too', 'write what is missing', lacks[0])
+    config = {k:v for k,v in config.items() if k not in ('smoke', 'type')} | dict(algorithm=self.algorithm.model_dump())
+    tuned = self.model.source or self.policy.source
+    return dict(job_type='rl', compute=config['compute'], data=dict(endpoint_base_url=url.rstrip('/'), config=config, **{'model' if tuned else 'base_model':self.start}),
+        tags=self.tags, **(dict(metadata=dict(backend_base_url=backend)) if backend else {}))
+
+@patch
+def evaluation_of(self:RLConfig,
+    model:str # id of what was trained
+)->EvalConfig|None: # None when the file names no worlds for it
+    "The evaluation that the file asks for"
+    e,limits = self.evaluation,self._limits()
+    if not e.seeds: return None
+    return EvalConfig(model=model, seeds=e.seeds[:e.instances], split='eval', concurrency=32, max_turns=min(limits.values(), default=TURNS))
+
+# %% ../nbs/15a_configs.ipynb #1f4d94d5
+_KINDS = (('rl', lambda o: o.get('type') == 'rl' or (o.get('algorithm') or {}).get('type') == 'online' or 'rollout' in o),
+    ('sft', lambda o: o.get('type') == 'sft' or (o.get('algorithm') or {}).get('type') == 'offline' or 'job' in o),
+    ('eval', lambda o: 'eval' in o), ('filter', lambda o: 'filter' in o), ('smoke', lambda o: 'smoke' in o), ('eval', lambda o: isinstance(o.get('model'), str)))
+
+def kind_of(
+    path # a TOML file
+)->str: # eval, filter, sft, rl or smoke
+    "What a file configures; raises `ConfigError` when it does not say"
+    found = read_toml(path)
+    for kind,says in _KINDS:
+        if says(found): return kind
+    raise ConfigError(f'{path} does not say what it configures', 'it needs a table such as [eval], [filter] or [algorithm]')
+
+# %% ../nbs/15a_configs.ipynb #b012fe4b
+def _joined(train, val, folder):
+    "Both files in one, and the share of the second's examples: the last games are those that are held back"
+    path = Path(folder)/train.name
+    path.write_bytes(b''.join(o.read_bytes().rstrip(b'\n') + b'\n' for o in (train, val)))
+    held = len(read_examples(val).y)
+    return path,held/(held + len(read_examples(train).y))
+
+def _launch_here(config, lab, key):
+    "A job of the box"
+    kw,notes = config.asked(lab)
+    if isinstance(config, RLConfig): return lab.learning.jobs.create(key=key, **kw),notes
+    with tempfile.TemporaryDirectory() as folder:
+        path,held = _joined(config.dataset, config.validation, folder) if config.validation else (config.dataset, None)
+        return lab.learning.jobs.create(training_file=lab.learning.files.upload(path).id, key=key, **kw | ({} if held is None else dict(val_split=held))),notes
+
+async def _launch_there(config, api, key):
+    "A job of a learning API elsewhere, as its wire has it"
+    if isinstance(config, RLConfig):
+        body = config.payload(api.endpoint.url)
+        seen = await api.api('POST', '/rl/verify_task_app', json=dict(endpoint_base_url=body['data']['endpoint_base_url']))
+        if not seen.get('any_ok'): raise ConfigError(f'the learning API cannot use the task app at {body["data"]["endpoint_base_url"]}', 'see that it is reachable from there, and that ENVIRONMENT_API_KEY is the one that it was deployed with')
+        return await api.api('POST', '/rl/jobs', key, json=body)
+    files = AsyncFiles(api)
+    train,val = await files.upload(config.dataset),await files.upload(config.validation, 'validation') if config.validation else None
+    job = await api.api('POST', '/learning/jobs', key, json=config.payload(train.id, val and val.id))
+    return job | await api.api('POST', f'/learning/jobs/{job.get("job_id") or job.get("id")}/start')
+
+def launch(
+    config,      # an `SFTConfig` or an `RLConfig`
+    lab,         # a `Lab`; its endpoint says where training runs
+    key:str=None # the same key gives the same job
+)->tuple: # (a `Job`, sentences on the configuration)
+    "Start the training that a configuration asks for"
+    if is_local(lab): return _launch_here(config, lab, key)
+    api = lab.learning._client
+    return Job(api, run_sync(_launch_there(config, api, key))),[]
