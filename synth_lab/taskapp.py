@@ -613,7 +613,7 @@ def _meta(r, d, alone):
     found = dict(inference_url=r.url, turn_index=d.turn, history_len=len(r.agent.kept(range(d.turn-1))), inference_ms=round(1e3*(d.answered_at - d.asked_at), 3), usage=usage,
         finish_reason=t.body['choices'][0].get('finish_reason'), verdict=t.reply.verdict, cost_usd=t.cost, timing=_timing(d), decision_rewards=decision_rewards(d))
     if t.reply.problem: found['problem'] = t.reply.problem
-    return found | (dict(inference_request=t.payload, raw_response=t.body, thought=t.reply.thought) if alone else {})
+    return found | (dict(inference_request=t.payload, raw_response=t.body, thought=t.reply.thought, started_at=iso(d.asked_at)) if alone else {})
 
 def step_of(r:Rollout, g:Game, d:Decision, alone:bool)->dict:
     "A decision as trajectories have it"
@@ -644,7 +644,7 @@ def metrics(r:Rollout)->dict:
 def session_of(r:Rollout)->Session:
     "A rollout as its trace wants it"
     a = r.asked
-    named = dict(policy_id=r.policy_id, env_id=r.games[0].id, mode=a.mode, model=r.agent.model, task_split=a.env.config.get('split'), env_config=r.settings,
+    named = dict(policy_id=r.policy_id, env_id=r.games[0].id, mode=a.mode, model=r.agent.model, task_split=a.env.config.get('split'), env_config=getattr(r.games[0].env, 'config', r.settings),
         training_session_id=a.training_session_id, synth_base_url=a.synth_base_url)
     return Session(a.run_id, r.task.id, a.policy.policy_name or 'policy', r.client.endpoint.name, r.seed, r.began, {k:v for k,v in named.items() if v is not None},
         r.decisions, r.games[-1].shown, a.record.logprobs)
