@@ -20,4 +20,4 @@ def test_there_are_notebooks(): assert len(FOUND) > 20 and [p.stem[0] for p in W
 
 
 @pytest.mark.parametrize('notebook', [p for p in FOUND if p not in WORKED], ids=lambda p: p.stem)
-def test_notebook(notebook, tmp_path): run(notebook, SYNTH_LAB_PATH=str(tmp_path/'lab'))
+def test_notebook(notebook, tmp_path): run(notebook, SYNTH_LAB_PATH=str(tmp_path/'lab'), QUICK='1')
