@@ -7,20 +7,20 @@ __all__ = ['TASKS', 'ALIASES', 'STATUS', 'KEPT_RUNS', 'KEPT_GAMES', 'ROUTES', 'C
            'read_calls', 'calls_of', 'TaskAgent', 'CrafterConfig', 'CrafterEnv', 'Crafter', 'BadRequest',
            'first_problem', 'checked', 'find_task', 'Sent', 'StepRewards', 'PolicyConfig', 'EnvSpec', 'PolicySpec',
            'Record', 'Safety', 'RolloutRequest', 'read_ops', 'completed', 'with_cid', 'cid_in', 'endpoint_at',
-           'PolicyClient', 'agent_of', 'Game', 'Rollout', 'decide', 'play', 'EnvParams', 'EnvSettings', 'prepare',
-           'stepwise', 'step_of', 'trajectory', 'metrics', 'session_of', 'answer', 'Unauthorised', 'NoKey', 'NotThere',
-           'InferenceFailed', 'RolloutTimeout', 'TaskFailed', 'TooMany', 'RunState', 'Desk', 'RunName', 'EnvCreate',
-           'EnvName', 'EnvReset', 'EnvStep', 'EnvRestore', 'Held', 'task_info', 'given_keys', 'own_keys', 'admit',
-           'error_answer', 'TaskServer', 'create_task_app']
+           'PolicyClient', 'agent_of', 'Game', 'Rollout', 'decide', 'play', 'EnvParams', 'EnvSettings', 'TaskFailed',
+           'new_env', 'prepare', 'stepwise', 'step_of', 'trajectory', 'metrics', 'session_of', 'RolloutResponse',
+           'answer', 'Unauthorised', 'NoKey', 'NotThere', 'InferenceFailed', 'RolloutTimeout', 'TooMany', 'RunState',
+           'Desk', 'RunName', 'EnvCreate', 'EnvName', 'EnvReset', 'EnvStep', 'EnvRestore', 'Held', 'task_info',
+           'given_keys', 'own_keys', 'admit', 'error_answer', 'TaskServer', 'create_task_app']
 
 # %% ../nbs/13c_taskapp.ipynb #ced51b09
-import asyncio, base64, hmac, importlib.util, ipaddress, json, os, pkgutil, re, time, uuid
+import asyncio, base64, hmac, importlib.util, ipaddress, json, os, pkgutil, re, sys, time, uuid
 from collections import Counter, OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from inspect import signature
-from math import fsum
+from math import fsum, isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 from urllib.parse import urlsplit, urlunsplit
@@ -30,6 +30,8 @@ from fastcore.basics import patch
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.security import APIKeyHeader
+from jsonschema import Draft202012Validator
+from jsonschema.exceptions import best_match
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.exceptions import HTTPException
 
@@ -79,39 +81,13 @@ class TaskApp(Protocol):
     def restore(self, data:bytes)->Env: ...        # what `snapshot` gave
 
 # %% ../nbs/13c_taskapp.ipynb #d213040b
-_TYPES = dict(object=dict, array=list, string=str, boolean=bool, null=type(None), integer=int, number=(int, float))
-
-def _is(value, kind):
-    "Whether a value is of a type that JSON schema names"
-    if isinstance(value, bool): return kind == 'boolean'
-    return isinstance(value, _TYPES.get(kind, object)) or kind == 'integer' and isinstance(value, float) and value.is_integer()
-
-def _sizes(schema, value):
-    "(whether a limit is broken, what to say of it)"
-    size = len(value) if isinstance(value, (str, list)) else value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
-    least,most = {list:('minItems', 'maxItems'), str:('minLength', 'maxLength')}.get(type(value), ('minimum', 'maximum'))
-    if size is None: return
-    for name,wrong in ((least, lambda limit: size < limit), (most, lambda limit: size > limit)):
-        if name in schema: yield wrong(schema[name]),f'is outside of {name} {schema[name]}'
-
 def misfit(
     schema:dict, # a JSON schema, as a tool's `parameters` have it
-    value,       # what was given
-    at:str='arguments' # what to call it
+    value        # what was given
 )->str|None: # None when it fits
-    "What is wrong with `value`"
-    kinds = schema.get('type', [])
-    if kinds and not any(_is(value, k) for k in ([kinds] if isinstance(kinds, str) else kinds)): return f'{at} is {json.dumps(value)[:60]}, expected {kinds}'
-    if 'enum' in schema and value not in schema['enum']: return f'{at} is {json.dumps(value)[:60]}; it may be {", ".join(map(str, schema["enum"]))}'
-    if wrong := next((f'{at} {said}' for broken,said in _sizes(schema, value) if broken), None): return wrong
-    if isinstance(value, list): return next((w for i,o in enumerate(value) if (w := misfit(schema.get('items', {}), o, f'{at}[{i}]'))), None)
-    return _misfit_object(schema, value, at) if isinstance(value, dict) else None
-
-def _misfit_object(schema, value, at):
-    known = schema.get('properties', {})
-    if lacks := [k for k in schema.get('required', ()) if k not in value]: return f'{at} lacks {lacks[0]}'
-    if schema.get('additionalProperties') is False and (more := [k for k in value if k not in known]): return f'{at} has no {more[0]}; {did_you_mean(more[0], known)}'
-    return next((w for k,o in value.items() if k in known and (w := misfit(known[k], o, f'{at}.{k}'))), None)
+    "What is wrong with the arguments of a call"
+    error = best_match(Draft202012Validator(schema).iter_errors(value))
+    return error and f'{error.json_path.replace("$", "arguments", 1)}: {error.message[:200]}'
 
 # %% ../nbs/13c_taskapp.ipynb #b160df14
 def _checked(call, tools):
@@ -270,10 +246,11 @@ def _is_task(o): return all(hasattr(o, k) for k in _NEEDS)
 def _from_file(path, name):
     "The task `name` in a file of Python; without a name, the only one that it defines"
     if not path.is_file(): raise LabError(f'there is no file {path}', 'give the path of a Python file that defines a task')
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found = {k:o for k,o in vars(module).items() if _is_task(o) and getattr(o, '__module__', path.stem) == path.stem}
+    spec = importlib.util.spec_from_file_location(f'task_{path.stem}', path)
+    sys.modules[spec.name] = module = importlib.util.module_from_spec(spec)
+    try: spec.loader.exec_module(module)
+    except Exception as e: raise LabError(f'{path} cannot be run: {type(e).__name__}: {e}', 'mend it, then try again') from e
+    found = {k:o for k,o in vars(module).items() if _is_task(o) and getattr(o, '__module__', None) == spec.name}
     if name and hasattr(module, name): return getattr(module, name)
     if name or len(found) != 1: raise LabError(f'{path.name} defines {", ".join(found) or "no task"}', f'name one: {path.name}:Name' if found else f'a task has {", ".join(_NEEDS)}')
     return next(iter(found.values()))
@@ -443,10 +420,14 @@ class PolicyClient(AsyncInferenceClient):
         url:str,  # up to /chat/completions, with a query
         box=None  # the app that serves the models in the box
     ):
-        base = url.partition('?')[0].removesuffix('/chat/completions')
-        at = endpoint_at(base)
+        at = endpoint_at(url.partition('?')[0].removesuffix('/chat/completions'))
         super().__init__(base_url=at, app=box if at.in_process and at.name == 'local' else None)
-        self._urls['/chat/completions'] = httpx.URL(url)
+        self.url = url
+
+    @property
+    def url(self)->str: return str(self._urls['/chat/completions'])
+    @url.setter
+    def url(self, url): self._urls['/chat/completions'] = httpx.URL(url)
 
 # %% ../nbs/13c_taskapp.ipynb #6126c852
 _KEPT = ('temperature', 'top_p', 'max_tokens', 'use_vision', 'image_only_mode', 'system', 'history', 'max_actions', 'image_size', 'thinking',
@@ -500,9 +481,9 @@ class Rollout:
     turns:int       # most decisions
     stops:str       # what it means that these are made
     step_rewards:StepRewards
+    games:list      # the last one is under way
     began:float = field(default_factory=time.time)
     policy_id:str = field(default_factory=lambda: str(uuid.uuid4()))
-    games:list = field(default_factory=list)
     stopped:str = None # why it did not go on: `max_ops`, `max_time_s`, `abort`
 
     @property
@@ -519,6 +500,10 @@ def _carried_out(env, reply):
     except ToolError as e: return replace(reply, verdict=e.verdict, actions=(), problem=e.message),idle()
     return reply,outcome
 
+def _finite(reward):
+    if not isfinite(reward): raise ValueError(f'a reward is {reward}')
+    return float(reward)
+
 async def decide(
     r:Rollout,
     g:Game
@@ -530,7 +515,7 @@ async def decide(
     d = Decision(n, shown, said, new_id('call'), asked_at, time.time())
     reply,outcome = _carried_out(g.env, said.reply)
     d.said,d.stepped_at = replace(said, reply=reply),time.time()
-    d.reward,d.done,d.truncated,d.info = float(outcome.reward),outcome.done,outcome.truncated,outcome.info
+    d.reward,d.done,d.truncated,d.info = _finite(outcome.reward),bool(outcome.done),bool(outcome.truncated),orjson.loads(orjson.dumps(outcome.info, option=orjson.OPT_SERIALIZE_NUMPY))
     g.decisions.append(d)
     g.memory.append(TurnMemory(said.payload['messages'][-1]['content'], replace(reply, problem=outcome.told) if outcome.told else reply))
     g.shown = g.env.observation
@@ -539,9 +524,9 @@ async def decide(
 async def play(r:Rollout):
     "Play a rollout to its end"
     while len(r.decisions) < r.turns:
-        if not r.games or r.games[-1].ended_by:
-            if r.games and r.asked.on_done == 'terminate': return
-            r.games.append(Game(r.task.new(r.seed, r.settings)))
+        if r.games[-1].ended_by:
+            if r.asked.on_done == 'terminate': return
+            r.games.append(Game(new_env(r.task, r.seed, r.settings)))
         g = r.games[-1]
         try: await decide(r, g)
         except ContextLength:
@@ -568,8 +553,31 @@ def _first(*values): return next((o for o in values if o is not None), None)
 
 def _check_names(task, env):
     names = [task.id, *(k for k,v in ALIASES.items() if v == task.id)]
-    if env.env_name and env.env_name.lower() not in names:
-        raise _wrong('env.env_name', f'there is no {env.env_name!r} here', f'{did_you_mean(env.env_name, names)}')
+    if env.env_name and env.env_name.lower() not in map(str.lower, names): raise _wrong('env.env_name', f'there is no {env.env_name!r} here', did_you_mean(env.env_name, names))
+
+class TaskFailed(LabError): "The task's own code raised"
+
+def new_env(
+    task:TaskApp,
+    seed:int,
+    config:dict
+)->Env: # raises `BadRequest`, `TaskFailed`
+    "A game of a task"
+    try: return task.new(seed, config)
+    except BadRequest: raise
+    except LabError as e: raise _wrong('env.config', e.message, e.fix) from None
+    except Exception as e: raise _task_failed(task, e) from e
+
+def _task_failed(task, e): return TaskFailed(f'{type(e).__name__}: {redact(str(e))}', f'mend the task {task.id}')
+
+# %% ../nbs/13c_taskapp.ipynb #b04c90b7
+def _place(c, box):
+    "(the URL at which the model is asked, a client that asks there); raises `BadRequest`"
+    field = 'inference_url' if c.inference_url else 'provider'
+    try:
+        url = completed(c.inference_url) if c.inference_url else f'{endpoint(c.provider).url}/chat/completions'
+        return url,PolicyClient(url, box)
+    except LabError as e: raise _wrong(f'policy.config.{field}', e.message, e.fix) from None
 
 def prepare(
     task:TaskApp,
@@ -577,18 +585,20 @@ def prepare(
     box=None # the app that serves the models in the box
 )->Rollout: # raises `BadRequest`
     "The rollout that is asked for"
+    if asked.env.env_id: raise _wrong('env.env_id', 'a rollout begins a game of its own', 'leave it out; /env/step plays one that is there')
     _check_names(task, asked.env)
     c,e = asked.policy.config,checked(EnvSettings, asked.env.config, 'env.config')
     wanted = min(read_ops(asked.ops), *(o for o in (c.max_llm_calls, e.env_params.max_steps_per_episode, 10**9) if o))
     turns = min(wanted, asked.safety.max_ops//2)
     seed = _first(asked.env.seed, e.seed, e.index, int(digest(asked.run_id, 8), 16))
-    url = completed(c.inference_url) if c.inference_url else f'{endpoint(c.provider).url}/chat/completions'
-    cid = _first(c.trace_correlation_id, cid_in(url), new_id('trace') if asked.mode == 'rl' else None)
-    agent,url = agent_of(task, c),with_cid(url, cid)
-    if agent.use_vision and not hasattr(task.new(seed, e.model_extra), 'image'): raise _wrong('policy.config.use_vision', f'{task.id} has no pictures', 'leave it out')
+    agent,game = agent_of(task, c),Game(new_env(task, seed, e.model_extra))
+    if agent.use_vision and not hasattr(game.env, 'image'): raise _wrong('policy.config.use_vision', f'{task.id} has no pictures', 'leave it out')
     if asked.record.logprobs: agent = replace(agent, extra=(agent.extra or {}) | dict(logprobs=True))
-    return Rollout(asked, task, agent, PolicyClient(url, box), url, cid, seed, e.model_extra, turns,
-        'max_ops' if turns < wanted else 'max_turns', _first(c.step_rewards, e.step_rewards, StepRewards()))
+    url,client = _place(c, box)
+    cid = _first(c.trace_correlation_id, cid_in(url), new_id('trace') if asked.mode == 'rl' else None)
+    client.url = with_cid(url, cid)
+    return Rollout(asked, task, agent, client, client.url, cid, seed, e.model_extra, turns, 'max_ops' if turns < wanted else 'max_turns',
+        _first(c.step_rewards, e.step_rewards, StepRewards()), [game], policy_id=asked.policy.policy_id or str(uuid.uuid4()))
 
 # %% ../nbs/13c_taskapp.ipynb #123e6683
 def _timing(d):
@@ -649,6 +659,18 @@ def session_of(r:Rollout)->Session:
     return Session(a.run_id, r.task.id, a.policy.policy_name or 'policy', r.client.endpoint.name, r.seed, r.began, {k:v for k,v in named.items() if v is not None},
         r.decisions, r.games[-1].shown, a.record.logprobs)
 
+class RolloutResponse(BaseModel):
+    "What came of a rollout"
+    run_id:str
+    trajectories:list[dict] = Field(description='a game each: steps[] with obs, tool_calls, reward, done, truncated, info; final; length; inference_url')
+    branches:dict
+    metrics:dict = Field(description='episode_returns, mean_return, num_steps, num_episodes, and details: achievements, ended_by, verdicts, unusable')
+    aborted:bool = Field(description='it was stopped: see metrics.details.ended_by')
+    ops_executed:int
+    trace_correlation_id:str|None
+    trace:dict = Field(description='v3 session trace, in the form that was asked for')
+    pipeline_metadata:dict
+
 def answer(r:Rollout, form:str=None)->dict:
     "The response to a rollout that is over; `form` of the trace is the one that was asked for, unless given"
     form = form or (r.asked.record.trace_format if r.asked.record.return_trace else 'compact')
@@ -662,7 +684,6 @@ class NoKey(LabError): "The app has no key, and somebody from elsewhere asks"
 class NotThere(LabError): "No such run, game or snapshot"
 class InferenceFailed(LabError): "The model could not be asked"
 class RolloutTimeout(LabError): "The time was over before anything was played"
-class TaskFailed(LabError): "The task's own code raised"
 class TooMany(LabError): "There are as many games as the app keeps"
 
 STATUS = {Unauthorised:(401, 'unauthorised'), NoKey:(503, 'missing_environment_api_key'), BadRequest:(422, 'invalid_request'), NotThere:(404, 'not_found'),
@@ -699,9 +720,7 @@ class Desk:
 
     async def rollout(self, asked:RolloutRequest):
         "Play one rollout"
-        try: r = prepare(self.task, asked, self.box)
-        except BadRequest: raise
-        except LabError as e: raise _wrong('rollout', e.message, e.fix) from None
+        r = prepare(self.task, asked, self.box)
         run = self.runs.get(asked.run_id) or _kept(self.runs, asked.run_id, RunState(asked.run_id), KEPT_RUNS)
         run.status,run.finished_at = 'running',None
         try: await self._play(r, run)
@@ -726,7 +745,7 @@ class Desk:
             if not r.decisions: raise RolloutTimeout(f'{r.stopped}: nothing was played', 'raise safety.max_time_s' if r.stopped == 'max_time_s' else None) from None
         except ClientError as e: raise _failed(r, e) from None
         except LabError: raise
-        except Exception as e: raise TaskFailed(f'{type(e).__name__}: {redact(str(e))}', f'mend the task {self.task.id}') from e
+        except Exception as e: raise _task_failed(self.task, e) from e
         finally: run.under_way.discard(limit)
 
     async def _keep(self, r):
@@ -761,8 +780,7 @@ async def abort(self:Desk, asked:RunName):
 
 @patch
 async def done(self:Desk):
-    "A client says that it needs nothing more; games that it left are let go"
-    self.games.clear()
+    "A client says that it needs nothing more"
     return dict(ok=True, service=self.task.id)
 
 # %% ../nbs/13c_taskapp.ipynb #8c53da33
@@ -823,24 +841,26 @@ def _as_call(o, i):
 async def create(self:Desk, asked:EnvCreate):
     "Begin a game"
     _check_names(self.task, asked)
-    return self._hold(self.task.new(asked.seed, asked.config), asked.seed, asked.config)
+    config = checked(EnvSettings, asked.config, 'config').model_extra
+    return self._hold(new_env(self.task, asked.seed, config), asked.seed, config)
 
 @patch
 async def reset(self:Desk, asked:EnvReset):
     "Begin a game again, in the same world or in another one"
     h = self._held(asked.env_id)
     h.seed,h.steps = _first(asked.seed, h.seed),0
-    h.env = self.task.new(h.seed, h.config)
+    h.env = new_env(self.task, h.seed, h.config)
     return _shows(asked.env_id, h)
 
 @patch
 async def step(self:Desk, asked:EnvStep):
     "Carry out tool calls"
-    h,agent = self._held(asked.env_id),agent_of(self.task, PolicyConfig(model=''))
+    h,agent = self._held(asked.env_id),agent_of(self.task, PolicyConfig(model='by hand'))
     reply = agent.read(dict(choices=[dict(message=dict(role='assistant', content='', tool_calls=[_as_call(o, i) for i,o in enumerate(asked.tool_calls)]))]))
     if reply.verdict != 'ok': raise _wrong('tool_calls', reply.problem)
     try: outcome = h.env.step(calls_of(reply))
-    except ToolError as e: raise _wrong('tool_calls', e.message) from None
+    except LabError as e: raise _wrong('tool_calls', e.message, e.fix) from None
+    except Exception as e: raise _task_failed(self.task, e) from e
     h.steps += 1
     return _shows(asked.env_id, h, reward=float(outcome.reward), done=outcome.done, truncated=outcome.truncated, info=outcome.info, told=outcome.told)
 
@@ -860,7 +880,7 @@ async def restore(self:Desk, asked:EnvRestore):
     try:
         found = orjson.loads(base64.b64decode(data, validate=True) if isinstance(data, str) else data)
         env = self.task.restore(base64.b64decode(found['game'], validate=True))
-    except (ValueError, KeyError, TypeError) as e: raise _wrong('snapshot', f'it cannot be read: {type(e).__name__}', 'send what /env/snapshot gave') from None
+    except (ValueError, KeyError, TypeError, LabError) as e: raise _wrong('snapshot', f'it cannot be read: {e}', 'send what /env/snapshot gave') from None
     return self._hold(env, found['seed'], found['config'], found['steps'])
 
 @patch
@@ -879,7 +899,7 @@ def _dataset(task):
     splits = list(_has(task, 'splits', ('train',)))
     return dict(id=task.id, name=task.name, version=task.version, splits=splits, default_split=splits[0], description=task.description)
 
-def _inference(): return dict(model='expert', inference_url=None, providers=[*settings().endpoints])
+def _inference(): return dict(model='expert' if endpoint().in_process else None, inference_url=None, providers=[*settings().endpoints])
 
 def task_info(
     task:TaskApp,
@@ -1002,7 +1022,7 @@ def create_task_app(
     app.state.desk,shown = desk,Depends(APIKeyHeader(name='X-API-Key', auto_error=False))
     for verb,path,method in ROUTES:
         app.add_api_route(path, _endpoint(desk, method), methods=[verb], response_class=Response, summary=method.__doc__, description='',
-            dependencies=[shown] if path != '/' else [], include_in_schema=verb != 'HEAD')
+            dependencies=[shown] if path != '/' else [], include_in_schema=verb != 'HEAD', responses={200:dict(model=RolloutResponse)} if path == '/rollout' else None)
     app.exception_handler(LabError)(_refused)
     app.exception_handler(RequestValidationError)(_unfit)
     app.exception_handler(HTTPException)(_no_route)
