@@ -28,7 +28,8 @@ from .core import LabError, new_id, redact
 from .dialects import read_usage
 from .lab import Lab
 from .mock import Said, mock
-from .serve import chunks, error_body, events, serving, serving_process
+from .rollout import _ms
+from .serve import _listen, chunks, error_body, events, serving, serving_process
 from .taskapp import _checked, cid_in, completed, misfit, with_cid
 from .taskclient import AsyncTaskAppClient, missing_for_rl, missing_in_trace
 from .tools import ToolError, message_text, read_reply
@@ -91,7 +92,8 @@ def synthetic(
         last = next((message_text(o) for o in reversed(asked.get('messages') or ()) if o.get('role') == 'user'), '')
         return Said('', f'MOCK({asked.get("model")}): {last[:160]}', name=None)
     schema,plan = tool.get('parameters') or {},dict(actions=list(PLAN))
-    return Said(orjson.dumps(_example(schema, n) if misfit(schema, plan) else plan).decode(), 'Some steps to see what happens.', tool['name'])
+    walks = 'actions' in schema.get('properties', {}) and not misfit(schema, plan)
+    return Said(orjson.dumps(plan if walks else _example(schema, n)).decode(), 'Some steps to see what happens.', tool['name'])
 
 # %% ../nbs/16_smoke.ipynb #7728aff4
 @dataclass(frozen=True)
@@ -215,24 +217,25 @@ async def answer(self:PolicyServer, request):
     return Response(b''.join(events(chunks(body, bool((asked.get('stream_options') or {}).get('include_usage'))))), media_type='text/event-stream')
 
 # %% ../nbs/16_smoke.ipynb #8cf7c5d4
+def _row(cid, n, model, found=(), usage=None, **more):
+    "A row of `SmokeReport.calls`; the first call that does not fit stands for them all"
+    first,usage = next((o for o in found if o.problem), found[0] if found else Fit(None, '', None)),read_usage(usage)
+    return dict(rollout=cid, call=n, model=model, tool=first.name, arguments=first.arguments, tool_calls=sum(o.name is not None for o in found),
+        valid=bool(found) and not first.problem, problem=first.problem, error=None, latency_ms=None, input_tokens=usage['prompt_tokens'],
+        output_tokens=usage['completion_tokens'], cost_usd=None) | more
+
 @patch
 async def reply(self:PolicyServer, asked, cid):
     "The body of the policy's response, shown and kept; raises `LabError`"
-    clock = time.perf_counter()
-    row = dict(rollout=cid, call=sum(o['rollout'] == cid for o in self.rows), model=asked.get('model'), tool=None, arguments='', tool_calls=0, valid=False, problem=None, error=None,
-        latency_ms=None, input_tokens=None, output_tokens=None, cost_usd=None)
-    self.rows.append(row)
-    try: body,row['cost_usd'] = await self._unless_stopped(self.policy(asked, cid))
+    clock,about = time.perf_counter(),(cid, sum(o['rollout'] == cid for o in self.rows), asked.get('model'))
+    try: body,cost = await self._unless_stopped(self.policy(asked, cid))
     except LabError as e:
-        row['error'] = e.message
+        self.rows.append(_row(*about, error=e.message, latency_ms=_ms(clock)))
         self.say(f'[mock-rl] ✗ policy failed: {e} (cid={cid})')
         raise
-    finally: row['latency_ms'] = round(1e3*(time.perf_counter() - clock), 3)
-    found,usage = fits(body['choices'][0], asked.get('tools') or ()),read_usage(body.get('usage'))
-    first = next((o for o in found if o.problem), found[0])
-    row |= dict(tool=first.name, arguments=first.arguments, tool_calls=sum(o.name is not None for o in found), valid=not first.problem, problem=first.problem,
-        input_tokens=usage['prompt_tokens'], output_tokens=usage['completion_tokens'])
-    self._show(row, found)
+    found = fits(body['choices'][0], asked.get('tools') or ())
+    self.rows.append(_row(*about, found, body.get('usage'), latency_ms=_ms(clock), cost_usd=cost))
+    self._show(self.rows[-1], found)
     if self.pause: await self._unless_stopped(self.pause('\n'.join([message_text((asked.get('messages') or [{}])[-1]), *map(str, found)])))
     return body
 
@@ -249,8 +252,8 @@ async def _unless_stopped(self:PolicyServer, coro):
 @patch
 def _show(self:PolicyServer, row, found):
     "The lines of a reply"
-    cid = row['rollout']
-    self.say(f'[mock-rl] → response tool_calls={row["tool_calls"]} backend={self.backend} latency={row["latency_ms"]:.1f}ms cost={_money(row["cost_usd"])} cid={cid}')
+    cid,took = row['rollout'],f'latency={row["latency_ms"]:.1f}ms cost={_money(row["cost_usd"])}'
+    self.say(f'[mock-rl] → response tool_calls={row["tool_calls"]} backend={self.backend} {took} cid={cid}')
     for o in found: self.say(_call_line(self.names.get(cid, ''), self.shown, cid, o))
 
 def _call_line(name, shown, cid, fit):
@@ -266,6 +269,8 @@ def stop(self:PolicyServer):
     for o in [*self.running]: o.get_loop().call_soon_threadsafe(o.cancel)
 
 # %% ../nbs/16_smoke.ipynb #a070ad34
+_ODD = (AttributeError, IndexError, KeyError, TypeError, ValueError) # what comes of JSON of another shape
+
 def _steps(response): return [o for t in response.get('trajectories') or () for o in t.get('steps') or ()]
 
 def _meta(step): return (step.get('info') or {}).get('meta') or {}
@@ -295,9 +300,10 @@ def trace_problems(
     "What is wrong with the trace of a rollout"
     trace = response.get('trace')
     if not isinstance(trace, dict): return ['there is no trace in the response, though record.return_trace asked for one']
-    told = sum(len(o['calls']) for o in trace_calls(trace))
+    try: told,missing = sum(len(o['calls']) for o in trace_calls(trace)),missing_in_trace(response)
+    except _ODD as e: return [f'the trace cannot be read: {type(e).__name__}: {e}']
     wrong = f'the trace tells of {told} tool calls' + ('' if made is None else f', the policy made {made}')
-    return [wrong]*(told != made if made is not None else not told) + [f'the trace: {o}' for o in missing_in_trace(response)]
+    return [wrong]*(told != made if made is not None else not told) + [f'the trace: {o}' for o in missing]
 
 # %% ../nbs/16_smoke.ipynb #ba2850ab
 @dataclass(frozen=True, repr=False)
@@ -328,12 +334,14 @@ class SmokeReport:
         "The closing lines"
         n = self.attempts
         counts = f'successes={self.successes}/{n} total_steps={self.steps} v3_traces={self.v3_traces}/{n} nonzero_returns={self.nonzero_returns}/{n}'
-        return [('✓ Smoke rollouts complete' if self.ok else '✗ Smoke rollouts failed'), f'  {counts}', *self._calls(), *self._step(), *(f'  ✗ {o}' for o in self.failures)]
+        head = '✓ Smoke rollouts complete' if self.ok else '✗ Smoke rollouts failed'
+        return [head, f'  {counts}', *self._calls(), *self._step(), *(f'  ✗ {o}' for o in self.failures)]
 
     def _step(self):
         if not self.parallel: return
         yield '✓ Train-step emulation complete' if self.ok else '✗ Train-step emulation failed'
-        yield f'  parallel={self.parallel} successes={self.successes}/{self.attempts} total_wall_ms={1e3*self.wall_s:.1f} avg_rollout_wall_ms={1e3*sum(self.walls_s)/len(self.walls_s):.1f}'
+        wall,mean = 1e3*self.wall_s,1e3*sum(self.walls_s)/len(self.walls_s)
+        yield f'  parallel={self.parallel} successes={self.successes}/{self.attempts} total_wall_ms={wall:.1f} avg_rollout_wall_ms={mean:.1f}'
 
     def _calls(self):
         if not len(self.calls): return
@@ -360,6 +368,8 @@ class Attempt:
     @property
     def mean_return(self): return float(((self.response or {}).get('metrics') or {}).get('mean_return') or 0.)
     @property
+    def steps(self): return int(((self.response or {}).get('metrics') or {}).get('num_steps') or 0)
+    @property
     def traced(self): return isinstance((self.response or {}).get('trace'), dict)
 
 def _policy(route, config, attempt):
@@ -379,7 +389,8 @@ async def play(
     "Ask the task app for one rollout"
     policy = _policy(route, config, attempt)
     ops = str(['agent', 'env']*min(attempt.turns, 5)) + '...'*(attempt.turns > 5)
-    say(f'>> POST /rollout run_id={attempt.cid} env={env_name} policy={config.policy_name} url={policy["config"].get("inference_url") or policy["config"]["provider"]}')
+    url = policy['config'].get('inference_url') or policy['config']['provider']
+    say(f'>> POST /rollout run_id={attempt.cid} env={env_name} policy={config.policy_name} url={url}')
     say(f'   ops={ops}')
     env,clock = dict(env_name=env_name, config=attempt.env),time.perf_counter()
     record = dict(trajectories=True, logprobs=False, value=False, return_trace=bool(config.return_trace), trace_format='structured')
@@ -395,7 +406,7 @@ def _shown(attempt): # yields lines
     response,name = attempt.response,f'rollout[{attempt.name}]'
     metrics,steps = response.get('metrics') or {},_steps(response)
     if url := (response.get('pipeline_metadata') or {}).get('inference_url'): yield f'  {name} inference_url: {url}'
-    yield f'  {name} episodes={metrics.get("num_episodes", 1)} steps={metrics.get("num_steps")} mean_return={attempt.mean_return:.4f}'
+    yield f'  {name} episodes={metrics.get("num_episodes", 1)} steps={attempt.steps} mean_return={attempt.mean_return:.4f}'
     if meta := next((u for o in steps if (u := _meta(o).get('inference_url'))), None): yield f'  step.meta.inference_url: {meta[:120]}...'
     yield f'  reward.info (metrics): {metrics}'
     yield f'  reward.per_step: {[o.get("reward") for o in steps]}'
@@ -413,10 +424,8 @@ def _from_trace(attempt, server): # yields lines
     tools = _offered(trace)
     for n,o in enumerate(trace_calls(trace)):
         choice = dict(message=dict(tool_calls=[dict(function=dict(name=a, arguments=b)) for a,b in o['calls']]))
-        found,usage = fits(choice, tools),read_usage(o['usage'])
-        problem = next((f.problem for f in found if f.problem), None)
-        server.rows.append(dict(rollout=attempt.cid, call=n, model=o['model'], tool=found[0].name, arguments=found[0].arguments, tool_calls=len(o['calls']), valid=not problem,
-            problem=problem, error=None, latency_ms=o['latency_ms'], input_tokens=usage['prompt_tokens'], output_tokens=usage['completion_tokens'], cost_usd=o['cost_usd']))
+        found = fits(choice, tools)
+        server.rows.append(_row(attempt.cid, n, o['model'], found, o['usage'], latency_ms=o['latency_ms'], cost_usd=o['cost_usd']))
         yield from (_call_line(server.names.get(attempt.cid, ''), server.shown, attempt.cid, f) for f in found)
 
 # %% ../nbs/16_smoke.ipynb #a8a63acc
@@ -440,11 +449,13 @@ def _judge(attempt, config, server, replayed, whole):
 
 def _tell(attempt, server):
     "Show what a rollout brought, and the calls in its trace where nobody saw them"
-    for o in _shown(attempt): server.say(o)
-    if not server.policy and attempt.traced:
-        for o in _from_trace(attempt, server): server.say(o)
+    try: lines = [*_shown(attempt), *(_from_trace(attempt, server) if not server.policy and attempt.traced else ())]
+    except _ODD as e:
+        attempt.problems += missing_for_rl(attempt.response) or [f'the response cannot be read: {type(e).__name__}: {e}']
+        attempt.response = None
+        return
     n = server.shown[attempt.cid]
-    server.say(f'  ✓ {n} tool calls executed' if n else '  ⚠ No tool calls found in trace' if attempt.traced else '  ⚠ Trace not available')
+    for o in (*lines, f'  ✓ {n} tool calls executed' if n else '  ⚠ No tool calls found in trace' if attempt.traced else '  ⚠ Trace not available'): server.say(o)
 
 # %% ../nbs/16_smoke.ipynb #8795d6af
 @contextmanager
@@ -478,6 +489,7 @@ def _task_app(config, key, lab, say): # yields its URL; raises `LabError` when i
     "The task app: one that runs already, or one that runs while a block does"
     if url := _found(config): return (yield url)
     name,port = config.task_app_name or 'crafter',config.task_app_port if config.task_app_name else 0
+    _listen('127.0.0.1', port).close() # who has the port is said at once, not seconds later by the new process
     say(f"[smoke] Starting task app '{name}' on {f'port {port}' if port else 'a free port'}...")
     with serving_process('synth_lab.taskapp:create_task_app', dict(task=name, key=key, lab=str(lab.path)), port=port) as url:
         say(f'[smoke] Task app ready at {_root(url)}')
@@ -576,10 +588,10 @@ def _report(attempts, rows, earns, parallel, wall_s):
     good = [o for o in attempts if o.response is not None]
     nonzero = sum(o.mean_return != 0 for o in good)
     failures = [f'rollout[{o.name}]: {p}' for o in attempts for p in o.problems]
-    if good and not nonzero and earns: failures.append('no rollout brought a return other than 0: raise --max-steps, or see whether the task app pays for what was done')
-    steps = sum(int((o.response.get('metrics') or {}).get('num_steps') or 0) for o in good)
-    return SmokeReport(sum(not o.problems for o in good), len(attempts), steps, sum(o.traced for o in good), nonzero, pd.DataFrame(rows), tuple(failures), wall_s,
-        tuple(o.wall_s for o in attempts), parallel)
+    if good and not nonzero and earns:
+        failures.append('no rollout brought a return other than 0: raise --max-steps, or see whether the task app pays for what was done')
+    return SmokeReport(sum(not o.problems for o in good), len(attempts), sum(o.steps for o in good), sum(o.traced for o in good), nonzero, pd.DataFrame(rows), tuple(failures),
+        wall_s, tuple(o.wall_s for o in attempts), parallel)
 
 def smoke(
     config:SmokeConfig=None, # what to test, and how; by default a Crafter that is started for it
@@ -602,7 +614,8 @@ def smoke(
         key = config.api_key or os.environ.get('ENVIRONMENT_API_KEY')
         url = stack.enter_context(_task_app(config, key, lab, say))
         server,route = stack.enter_context(_policy_server(config, lab, person, replayed, say))
-        if server.policy and httpx.URL(url).host not in _HERE: say(f'  ⚠ {url} is on another machine, and cannot ask the policy server on this one: give --no-mock')
+        if server.policy and httpx.URL(url).host not in _HERE:
+            say(f'  ⚠ {url} is on another machine, and cannot ask the policy server on this one: give --no-mock')
         attempts,clock = _attempts(config, parallel, replayed, bool(person)),time.perf_counter()
         if len(attempts) > 1: server.names |= {o.cid:f'rollout[{o.name}] ' for o in attempts}
         _run(_rollouts(attempts, config, url, key, route, server, parallel), server, person)
