@@ -24,7 +24,7 @@ from . import taskapp
 from .agent import Agent
 from .client import ClientError, endpoint
 from .core import LabError, did_you_mean, digest
-from .filters import Filter, FilterError
+from .filters import FORMER, Filter, FilterError
 from .jobs import AsyncFiles, Job
 from .lab import Lab
 from .policies import BUILTIN
@@ -262,6 +262,12 @@ class FilterConfig(Config):
     shuffle_seed:int|None = None            # of the shuffle
     min_created_at:Any = None               # an ISO date, or seconds since 1970
     max_created_at:Any = None
+
+@patch(cls_method=True)
+def _over(cls:FilterConfig, found, given):
+    "`given` over `found`, also where a rule has two names"
+    other = {a:b for old,(new,_) in FORMER.items() if new for a,b in ((old, new), (new, old))}
+    return merged({k:v for k,v in found.items() if other.get(k) not in given}, given)
 
 def _is_number(v): return isinstance(v, (int, float)) and not isinstance(v, bool)
 
@@ -659,7 +665,7 @@ class RLAlgorithm(Table):
     "`[algorithm]` of RL"
     type:Literal['online'] = 'online'
     method:Literal['policy_gradient'] = 'policy_gradient'
-    variety:Literal['gspo', 'grpo', 'ppo'] = 'gspo' # how an action is credited; elsewhere, only gspo
+    variety:Literal['gspo', 'grpo', 'ppo']|None = None # how an action is credited; by default ppo in the box, and gspo elsewhere, which knows no other
 
 class Services(Table):
     "`[services]`"
@@ -889,7 +895,7 @@ def asked(self:RLConfig,
     self._unjudged()
     t,r,e,(start,note),limits = self.training,self.rollout,self.evaluation,stand_in(self.start, lab, 'rl'),self._limits()
     held = {*(e.seeds or ())}
-    kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety], iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, checkpoint_every=e.every_n_iters,
+    kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety or 'ppo'], iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, checkpoint_every=e.every_n_iters,
         worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step, length=MOST_ACTIONS*min(limits.values()) if limits else None,
         seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None, **(dict(reward='turn', step_rewards=pay) if (pay := self.turn_pay) else {}),
         **({} if note else dict(batch_size=t.batch_size, learning_rate=t.learning_rate)))
@@ -915,10 +921,10 @@ def payload(self:RLConfig,
     url,config = self.services.task_url,_dump(self) | dict(reference=dict(placement='none') | (self.reference or {}))
     if not url or placeholder(url):
         raise ConfigError(f'task_url is {"missing" if not url else "a placeholder"}', 'put the URL there that `synth-lab deploy --runtime modal` prints, or give --task-url', 'services.task_url')
-    if self.algorithm.variety != 'gspo': raise ConfigError(f'the learning API knows gspo, not {self.algorithm.variety}', 'write variety = "gspo"', 'algorithm.variety')
+    if self.algorithm.variety not in (None, 'gspo'): raise ConfigError(f'the learning API knows gspo, not {self.algorithm.variety}', 'write variety = "gspo"', 'algorithm.variety')
     lacks = [o for o in _WANTED if not _has(config, o)] + ([] if 'topology' in config or 'topology' in config.get('compute', {}) else ['compute.topology'])
     if lacks: raise ConfigError(f'the learning API wants {", ".join(lacks)}, too', 'write what is missing', lacks[0])
-    config = {k:v for k,v in config.items() if k not in ('smoke', 'type')} | dict(algorithm=self.algorithm.model_dump())
+    config = {k:v for k,v in config.items() if k not in ('smoke', 'type')} | dict(algorithm=self.algorithm.model_dump() | dict(variety='gspo'))
     tuned = self.model.source or self.policy.source
     return dict(job_type='rl', compute=config['compute'], data=dict(endpoint_base_url=url.rstrip('/'), config=config, **{'model' if tuned else 'base_model':self.start}),
         tags=self.tags, **(dict(metadata=dict(backend_base_url=backend)) if backend else {}))

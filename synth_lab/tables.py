@@ -135,7 +135,7 @@ class Config(Table):
 # %% ../nbs/14b_tables.ipynb #59bf5125
 def _marked(table, at=''):
     "The noted keys that are set: (name, why)"
-    for k in table.model_fields_set:
+    for k in table.model_fields_set & type(table).model_fields.keys():
         value,f = getattr(table, k),type(table).model_fields[k]
         if value is not None: yield from ((f'{at}{k}', o.why) for o in f.metadata if isinstance(o, Noted))
         if isinstance(value, Table): yield from _marked(value, f'{at}{k}.')
