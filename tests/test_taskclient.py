@@ -75,6 +75,7 @@ def test_a_wrong_key_names_its_variable_and_shows_nothing(answer):
 
 @pytest.mark.parametrize('answer,error,said', [
     (JSONResponse(dict(detail='Not Found'), 404), BadRequest, 'without a path'),
+    (JSONResponse(dict(error=dict(message='Not Found: GET /health', type='invalid_request_error')), 404), BadRequest, 'without a path'), # as a server of models has it
     (Response('<html>hello</html>', 200), BadRequest, 'nothing that a task app says.*without a path'),
     (JSONResponse([1], 200), BadRequest, 'without a path'),
     (Response('no', 405), BadRequest, 'without a path'),
