@@ -6,7 +6,7 @@ fails in the predecessor ("database is locked"); the policy server always answer
 
 wall_x, cpu_x, bytes_x: the predecessor's seconds of wall, seconds of its process's CPU, and bytes of the responses, each as a multiple of ours
 wall_s, cpu_s, kb: ours, a whole run of 10 episodes; episodes, turns: what was played"""
-import json, os, shutil, subprocess, sys, tempfile, time
+import json, os, shutil, socket, subprocess, sys, tempfile, time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,7 +21,6 @@ EPISODES, TURNS = 10, 10
 PLAYS = ['move_right', 'move_right', 'move_down', 'move_left', 'do']
 
 def free_port():
-    import socket
     with socket.create_server(('127.0.0.1', 0)) as s: return s.getsockname()[1]
 
 def wait_for(url, child, seconds=300):
@@ -36,11 +35,12 @@ def wait_for(url, child, seconds=300):
 def predecessor(program):
     "The predecessor's task app; yields (its URL, its process)"
     with tempfile.TemporaryDirectory() as folder:
-        shutil.copytree(next((Path(program).resolve().parent.parent/'lib').glob('*/site-packages/examples')), Path(folder)/'examples') # it finds apps below the working folder
+        examples = next((Path(program).parent.parent/'lib').glob('*/site-packages/examples'), None) or sys.exit(f'{program} is not in an environment with synth-ai')
+        shutil.copytree(examples, Path(folder)/'examples') # it finds apps below the working folder
         Path(folder, '.env').write_text(f'ENVIRONMENT_API_KEY={KEY}\n')
         port = free_port()
-        env = os.environ | dict(ENVIRONMENT_API_KEY=KEY, GROQ_API_KEY='none', OPENAI_API_KEY='none', SYNTH_API_KEY='none', TASKAPP_TRACING_ENABLED='1', SYNTH_TRACING_AUTO_YES='1', CI='true',
-            SYNTH_TRACES_DB=f'{folder}/app.db', HOME=folder)
+        keys = dict(ENVIRONMENT_API_KEY=KEY, GROQ_API_KEY='none', OPENAI_API_KEY='none', SYNTH_API_KEY='none') # it asks for each that is missing
+        env = os.environ | keys | dict(TASKAPP_TRACING_ENABLED='1', SYNTH_TRACING_AUTO_YES='1', CI='true', SYNTH_TRACES_DB=f'{folder}/app.db', HOME=folder)
         child = subprocess.Popen([program, 'task-app', 'serve', 'grpo-crafter', '--port', str(port), '--env-file', '.env'], cwd=folder, env=env,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=sys.stderr if '-v' in sys.argv else subprocess.DEVNULL)
         try:
@@ -65,14 +65,16 @@ def cpu(process):
 def play(http, app, model, seed):
     "An episode: (seconds of wall, seconds of CPU, bytes, turns)"
     url,process = app
-    asked = rollout_request(seed, dict(policy_name='crafter-react', config=dict(model='mock', inference_url=f'{model}/chat/completions')), TURNS, env=dict(env_name='crafter', config=dict(split='train', index=seed)))
+    policy = dict(policy_name='crafter-react', config=dict(model='mock', inference_url=f'{model}/chat/completions'))
+    asked = rollout_request(seed, policy, TURNS, env=dict(env_name='crafter', config=dict(split='train', index=seed)))
     wall,spent = time.perf_counter(),cpu(process)
     response = http.post(f'{url}/rollout', json=asked, headers={'x-api-key':KEY}).raise_for_status()
     wall,spent = time.perf_counter()-wall,cpu(process)-spent
     return wall,spent,len(response.content),response.json()['metrics']['num_steps']
 
 def main():
-    program = os.environ.get('SYNTH_AI') or sys.exit('bench/taskapp.py needs the predecessor: set SYNTH_AI to the `synth-ai` of a virtual environment with synth-ai 0.2.19')
+    program = os.environ.get('SYNTH_AI')
+    if not program: sys.exit('bench/taskapp.py needs the predecessor: set SYNTH_AI to the `synth-ai` of a virtual environment with synth-ai 0.2.19')
     with mock_process(plays=PLAYS, dialect='synth') as model, predecessor(program) as old, ours() as new, httpx.Client(timeout=600) as http:
         for app in (old, new): play(http, app, model, EPISODES)
         rounds = [[play(http, app, model, seed) for app in (old, new)] for seed in range(EPISODES)]

@@ -31,14 +31,16 @@ _START = 'start the task app, such as: synth-lab task-app serve crafter; or mend
 def _place(url, app):
     "Where the task app is"
     if app is not None: return Endpoint('the task app', 'http://task.app', 'ENVIRONMENT_API_KEY', _START, app)
-    if not re.match('https?://[^/]', str(url or '')): raise ClientError(f'{_shown(str(url or ""))!r} is not the URL of a task app', 'give one such as http://127.0.0.1:8765')
+    if not re.match('https?://[^/]', url := str(url or '')):
+        raise ClientError(f'{_shown(url)!r} is not the URL of a task app', 'give one such as http://127.0.0.1:8765')
     base = _url(url).removesuffix('/v1')
     return Endpoint(_host(base), base, 'ENVIRONMENT_API_KEY', _START)
 
 # %% ../nbs/12b_taskclient.ipynb #9193e18d
 _KEY = 'set ENVIRONMENT_API_KEY to the key that the task app was started with, or pass key='
 _ADDRESS = 'give the address that the task app is served at, without a path, such as http://127.0.0.1:8765'
-_FIXES = {AuthError:_KEY, RateLimited:'ask for fewer rollouts at once', NotFound:'see the run ids that it answered with', ServerError:'see what the task app wrote to its log'}
+_FIXES = {AuthError:_KEY, RateLimited:'ask for fewer rollouts at once', NotFound:'see the run ids that it answered with',
+    ServerError:'see what the task app wrote to its log'}
 
 def _field(o): return '.'.join(str(k) for k in o.get('loc', ()) if k != 'body') + f': {o.get("msg")}'
 
@@ -266,18 +268,19 @@ class _Rollout(BaseModel):
 # %% ../nbs/12b_taskclient.ipynb #1723511d
 def _sums(r):
     "Which numbers of a `_Rollout` do not agree"
-    returns = [fsum(s.reward or 0 for s in o.steps) for o in r.trajectories]
-    told = [(f'trajectories.{i}.length is {o.length}, and there are {len(o.steps)} steps', o.length == len(o.steps)) for i,o in enumerate(r.trajectories)]
-    told += [(f'metrics.episode_returns is {r.metrics.episode_returns}, and the rewards of the steps add up to {returns}',
-        len(returns) == len(r.metrics.episode_returns) and all(map(isclose, returns, r.metrics.episode_returns))),
-        (f'metrics.mean_return is {r.metrics.mean_return:g}, and the mean of the returns is {fsum(returns)/len(returns):g}', isclose(r.metrics.mean_return, fsum(returns)/len(returns)))]
-    return [o for o,agree in told if not agree]
+    returns,m = [fsum(s.reward or 0 for s in o.steps) for o in r.trajectories],r.metrics
+    mean = fsum(returns)/len(returns)
+    for i,o in enumerate(r.trajectories):
+        if o.length != len(o.steps): yield f'trajectories.{i}.length is {o.length}, and there are {len(o.steps)} steps'
+    if len(returns) != len(m.episode_returns) or not all(map(isclose, returns, m.episode_returns)):
+        yield f'metrics.episode_returns is {m.episode_returns}, and the rewards of the steps add up to {returns}'
+    if not isclose(m.mean_return, mean): yield f'metrics.mean_return is {m.mean_return:g}, and the mean of the returns is {mean:g}'
 
 def missing_for_rl(
     response:dict # what `POST /rollout` answered
 )->list: # sentences; none when all is there
     "What a trainer would miss in the answer to a rollout"
-    try: return _sums(_Rollout(**response))
+    try: return [*_sums(_Rollout(**response))]
     except ValidationError as e: return [f'{".".join(map(str, o["loc"]))}: {o["msg"]}' for o in e.errors()]
 
 # %% ../nbs/12b_taskclient.ipynb #5cb8f09e
@@ -288,21 +291,25 @@ def _time(text):
 
 def _calls(session): return [c for o in session.get('event_history') or [] for c in o.get('call_records') or []]
 
+def _unsaid(session, steps):
+    "What a session does not say about the `steps` of a rollout"
+    calls,events = _calls(session),session.get('event_history') or []
+    paid,due = (fsum(o.get('reward') or 0 for o in rows) for rows in (events, steps))
+    if not session.get('session_id'): yield 'it has no session_id'
+    if not _time(made := session.get('created_at')): yield f'created_at is {made!r}, which is no time'
+    if len(calls) != len(steps): yield f'it has {len(calls)} calls for {len(steps)} decisions'
+    if not all(isinstance(t.get('arguments_json'), str) for c in calls for t in c.get('output_tool_calls') or []):
+        yield 'a call does not hold its arguments as text'
+    if not all(c.get('finish_reason') for c in calls): yield 'a call does not say why the model stopped'
+    if not isclose(paid, due): yield f'its rewards add up to {paid:g}, those of the steps to {due:g}'
+
 def missing_in_trace(
     response:dict # what `POST /rollout` answered, with a trace that is not `compact`
 )->list: # sentences; none when all is there
     "What the trace of a rollout does not say"
     trace = response.get('trace')
     if not isinstance(trace, dict): return ['there is no trace']
-    session = trace.get('session_trace') or trace
-    steps,calls = [s for o in response['trajectories'] for s in o['steps']],_calls(session)
-    rewards = [o['reward'] or 0 for o in session.get('event_history') or [] if 'reward' in o]
-    told = [('it has no session_id', session.get('session_id')), (f'created_at is {session.get("created_at")!r}, which is no time', _time(session.get('created_at'))),
-        (f'it has {len(calls)} calls for {len(steps)} decisions', len(calls) == len(steps)),
-        ('a call does not hold its arguments as text', all(isinstance(t.get('arguments_json'), str) for c in calls for t in c.get('output_tool_calls') or [])),
-        ('a call does not say why the model stopped', all(c.get('finish_reason') for c in calls)),
-        (f'its rewards add up to {fsum(rewards):g}, those of the steps to {fsum(s["reward"] or 0 for s in steps):g}', isclose(fsum(rewards), fsum(s['reward'] or 0 for s in steps)))]
-    return [o for o,there in told if not there]
+    return [*_unsaid(trace.get('session_trace') or trace, [s for o in response['trajectories'] for s in o['steps']])]
 
 # %% ../nbs/12b_taskclient.ipynb #35af896d
 class Check(NamedTuple):
@@ -310,6 +317,8 @@ class Check(NamedTuple):
     name:str      # what was looked at
     ok:bool|None  # None: it could not be looked at
     said:str      # what was found
+
+_SIGNS = {True:'✓', False:'✗', None:'–'}
 
 @dataclass
 class Checks:
@@ -319,15 +328,20 @@ class Checks:
 
     @property
     def ok(self)->bool: return all(o.ok is not False for o in self.rows)
+
+    @property
+    def said(self)->str:
+        "All of it in half a line"
+        if not self.ok: return f'{sum(o.ok is False for o in self.rows)} of {len(self.rows)} checks failed'
+        return 'fit for a trainer' if all(o.ok for o in self.rows) else 'nothing failed, and not all was looked at'
+
     def __repr__(self):
-        signs,width = {True:'✓', False:'✗', None:'–'},max((len(o.name) for o in self.rows), default=0)
-        failed = sum(o.ok is False for o in self.rows)
-        head = f'{self.url}: ' + (f'{failed} of {len(self.rows)} checks failed' if failed else 'fit for a trainer' if all(o.ok for o in self.rows) else 'nothing failed, and not all was looked at')
-        return '\n'.join([head, *(f'{signs[o.ok]} {o.name.ljust(width)}  {o.said}' for o in self.rows)])
+        width = max((len(o.name) for o in self.rows), default=0)
+        return '\n'.join([f'{self.url}: {self.said}', *(f'{_SIGNS[o.ok]} {o.name.ljust(width)}  {o.said}' for o in self.rows)])
+
     def _repr_markdown_(self):
-        head,*_ = repr(self).splitlines()
-        rows = [f'| {({True:"✓", False:"✗", None:"–"})[o.ok]} | {o.name} | {o.said.replace("|", "/")} |' for o in self.rows]
-        return '\n'.join([head, '', '|   | check | found |', '|---|---|---|', *rows])
+        rows = [f'| {_SIGNS[o.ok]} | {o.name} | {o.said.replace("|", "/")} |' for o in self.rows]
+        return '\n'.join([f'{self.url}: {self.said}', '', '|   | check | found |', '|---|---|---|', *rows])
 
 class Unfit(LabError): "A task app that does not do what a trainer relies on"
 
