@@ -110,7 +110,9 @@ def call_record(
     calls = [dict(name=o.name, arguments_json=o.arguments, call_id=o.id, index=i) for i,o in enumerate(r.calls)]
     return dict(call_id=d.call_id, api_type='chat_completions', provider=s.provider, model_name=t.payload['model'], schema_version='1.0',
         started_at=iso(d.asked_at), completed_at=iso(d.answered_at), latency_ms=_ms(d), input_message_ids=ids, output_text=r.message['content'],
-        output_tool_calls=calls, usage=_usage(t), finish_reason=t.body['choices'][0].get('finish_reason'), outcome='success', metadata=read) | _request(t.payload)
+        output_tool_calls=calls, usage=_usage(t), finish_reason=_finish(t), outcome='success', metadata=read) | _request(t.payload)
+
+def _finish(t): return t.body['choices'][0].get('finish_reason')
 
 def _ms(d): return round(1e3*(d.answered_at - d.asked_at), 3)
 
@@ -173,7 +175,8 @@ def structured(s:Session)->dict:
         events += [call, step]
     if events and s.shown: events[-1]['system_state_after'] = dict(text=s.shown)
     tools = s.decisions[0].said.payload.get('tools') if s.decisions else None
-    return _head(s) | dict(session_time_steps=steps, event_history=events, markov_blanket_message_history=log.rows, metadata=_meta(s) | _given(tools=tools)) | rewards(s)
+    found = dict(session_time_steps=steps, event_history=events, markov_blanket_message_history=log.rows, metadata=_meta(s) | _given(tools=tools))
+    return _head(s) | found | rewards(s)
 
 # %% ../nbs/13b_v3.ipynb #bc6d332e
 def _part(p): return dict(type='image', uri=p['image_url']['url']) if isinstance(p.get('image_url'), dict) else dict(type='text', text=p.get('text'))
@@ -199,8 +202,9 @@ def full(s:Session)->dict:
 
 def compact(s:Session)->dict:
     "What was called, and what it earned"
-    calls = [_given(turn=d.turn, call_id=d.call_id, model=d.said.payload['model'], tool_calls=[dict(name=o.name, arguments=o.arguments) for o in d.said.reply.calls],
-        thought=d.said.reply.thought, finish_reason=d.said.body['choices'][0].get('finish_reason'), latency_ms=_ms(d), **_usage(d.said)) for d in s.decisions]
+    called = lambda d: [dict(name=o.name, arguments=o.arguments) for o in d.said.reply.calls]
+    calls = [_given(turn=d.turn, call_id=d.call_id, model=d.said.payload['model'], tool_calls=called(d), thought=d.said.reply.thought,
+        finish_reason=_finish(d.said), latency_ms=_ms(d), **_usage(d.said)) for d in s.decisions]
     rows = list(_logged(s, log := Log()))
     earned = [decision_rewards(d) | dict(reward=d.reward) for d in s.decisions]
     return _head(s) | dict(metadata=_meta(s), events_count=2*len(rows), messages_count=len(log.rows), lm_calls=calls, decision_rewards=earned)

@@ -119,6 +119,14 @@ def test_a_reply_is_imported_as_it_was_read(form):
     for call,step,after in zip(calls[:8], steps, calls[1:]):
         assert step['reward'] == 0. and step['info']['meta']['problem'] == call['problem'] and after['prompt'][-1]['content'].startswith(call['problem'])
 
+def test_unusable_replies_lead_to_the_prompts_that_the_lab_writes(tmp_path):
+    faults = ['no_call', None, 'invalid_action', 'malformed', None]
+    lab = Lab(tmp_path)
+    with serving(mock(faults=faults)) as url: Lab(tmp_path, endpoint=url).rollout_sync('m', seeds=[7], max_turns=5, history='full')
+    with model(faults=faults) as (config,_): r = fine(asks(5, config | dict(history='full'), **traced()))
+    prompts = [[lab.store.message(i) for i in ids] for ids in lab.calls.prompt_ids]
+    assert [o['prompt'] for o in imported(r)['calls']] == prompts
+
 def test_tries_that_failed_are_records_before_the_reply():
     with model(faults=['retry_after_ms']) as (config,_): r = fine(asks(1, config, **traced()))
     failed,reply = r['trace']['event_history'][0]['call_records']
