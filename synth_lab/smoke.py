@@ -30,8 +30,9 @@ from .lab import Lab
 from .mock import Said, mock
 from .rollout import _ms
 from .serve import _listen, chunks, error_body, events, serving, serving_process
-from .taskapp import _checked, cid_in, completed, misfit, with_cid
+from .taskapp import cid_in, completed, with_cid
 from .taskclient import AsyncTaskAppClient, missing_for_rl, missing_in_trace
+from .tasks import _checked, misfit
 from .tools import ToolError, message_text, read_reply
 
 # %% ../nbs/16_smoke.ipynb #b7d21116
@@ -491,11 +492,12 @@ def _task_app(config, key, lab, say): # yields its URL; raises `LabError` when i
     name,port = config.task_app_name or 'crafter',config.task_app_port if config.task_app_name else 0
     _listen('127.0.0.1', port).close() # who has the port is said at once, not seconds later by the new process
     say(f"[smoke] Starting task app '{name}' on {f'port {port}' if port else 'a free port'}...")
-    with serving_process('synth_lab.taskapp:create_task_app', dict(task=name, key=key, lab=str(lab.path)), port=port) as url:
-        say(f'[smoke] Task app ready at {_root(url)}')
-        try: yield _root(url)
-        finally: say('[smoke] Stopping task_app...')
-    say('[smoke] Background services stopped')
+    try:
+        with serving_process('synth_lab.taskapp:create_task_app', dict(task=name, key=key, lab=str(lab.path)), port=port) as url:
+            say(f'[smoke] Task app ready at {_root(url)}')
+            try: yield _root(url)
+            finally: say('[smoke] Stopping task_app...')
+    finally: say('[smoke] Background services stopped')
 
 # %% ../nbs/16_smoke.ipynb #9c9183f6
 def _openai(config):
@@ -537,10 +539,11 @@ def _policy_server(config, lab, person, replayed, say): # yields (the server, wh
     if not config.use_mock and not replayed: return (yield PolicyServer(None, 'direct', say), direct(config, lab))
     name,policy = ('replay', replayed) if replayed else backend(config, lab, say)
     server = PolicyServer(stepped(policy) if person else policy, name, say, pause=person and person.ask)
-    with serving(server, port=config.mock_port) as url:
-        say(f'[mock-rl] server ready {_root(url)} backend={name}')
-        yield server,dict(inference_url=f'{url}/chat/completions')
-    say('[mock-rl] server stopped')
+    try:
+        with serving(server, port=config.mock_port) as url:
+            say(f'[mock-rl] server ready {_root(url)} backend={name}')
+            yield server,dict(inference_url=f'{url}/chat/completions')
+    finally: say('[mock-rl] server stopped')
 
 # %% ../nbs/16_smoke.ipynb #872bbcd7
 def _check(config, interactive, parallel, replay):

@@ -11,7 +11,8 @@ from synth_lab.lab import Lab
 from synth_lab.mock import Said, mock
 from synth_lab.serve import port_holder, serving
 from synth_lab.smoke import PLAN, PolicyServer, smoke, synthetic
-from synth_lab.taskapp import Outcome, create_task_app, misfit
+from synth_lab.taskapp import create_task_app
+from synth_lab.tasks import Outcome, misfit
 from synth_lab.tools import interact_many
 
 @pytest.fixture(scope='module')
@@ -191,7 +192,7 @@ def test_ctrl_c_ends_at_once_and_leaves_nothing(lab, way):
         run(lab, say=interrupt, smoke_with=how, mock_backend=url)
     assert time.monotonic() - began < 10
     port = int(re.search(r':(\d+) backend', next(o for o in lines if 'server ready' in o))[1])
-    assert port_holder(port) is None and threading.active_count() <= before + 1 # the loop of `run_sync` stays
+    assert lines[-1] == '[mock-rl] server stopped' and port_holder(port) is None and threading.active_count() <= before + 1 # the loop of `run_sync` stays
 
 def test_replay_brings_the_same_rewards(lab):
     lab.rollout_sync('expert', [4], max_turns=6, difficulty='easy')
