@@ -77,7 +77,7 @@ class Live:
     statuses:Counter=field(default_factory=Counter) # of the episodes that ended
     worlds:dict=field(default_factory=dict)         # seed → (episodes, achievements), of those that are `done`
     asking:dict=field(default_factory=dict)         # episode → when it asked the model
-    recent:dict=field(default_factory=dict)         # episode → its last turn, of the four that moved last
+    recent:list=field(default_factory=list)         # the last turn of each of up to four episodes, which keep their places until they end
     started:float=field(default_factory=time.monotonic)
 
     def asks(self, episode_id):
@@ -87,11 +87,15 @@ class Live:
     def turn(self, e:TurnEvent):
         "A turn was played"
         self.asks(e.episode_id)
-        self.recent.pop(e.episode_id, None)
-        self.recent[e.episode_id] = e
-        if len(self.recent) > 4: del self.recent[next(iter(self.recent))]
+        if (place := self._place(e.episode_id)) is not None: self.recent[place:place+1] = [e]
         self.calls += 1
         self._add(e.tokens, e.cost)
+
+    def _place(self, episode_id):
+        "Where an episode stands in `recent`: in its own place, a new one, or that of an episode that ended; None while there is none"
+        ids = [o.episode_id for o in self.recent]
+        if episode_id in ids: return ids.index(episode_id)
+        return len(ids) if len(ids) < 4 else next((i for i,o in enumerate(ids) if o not in self.asking), None)
 
     def _add(self, tokens, cost):
         self.tokens,self.cost = self.tokens+(tokens or 0),None if None in (self.cost, cost) else self.cost+cost
@@ -173,21 +177,25 @@ def _terminal():
 # %% ../nbs/06b_live.ipynb #1c8a8301
 def _did(e): return ', '.join(e.actions) + ''.join(f' → {o}' for o in e.unlocked) if e.verdict == 'ok' else e.verdict
 
+_LABEL,_VALUE = ('text-align:left; white-space:nowrap; ' + o for o in ('color:#777; padding:0 1.2em 0 0', 'padding:0; overflow:hidden; text-overflow:ellipsis; max-width:60em'))
+
 def panel_html(
     live:Live
 )->str:
-    "The panel's table"
+    "The panel's table: always as many lines, each of one line's height, so that nothing jumps while it is read"
     progress,score,took = _parts(live)
-    rows = [('episodes', progress), ('score', score or 'none yet'), ('calls', _join([took, *_speed(live)])), ('waiting', _join(_waits(live)) or 'nobody')]
-    rows += [(f'{e.episode_id}, turn {e.turn}', _did(e)) for e in live.recent.values()]
-    cells = ''.join(f'<tr><td style="text-align:left">{escape(a)}</td><td style="text-align:left">{escape(b)}</td></tr>' for a,b in rows)
-    return f'<table>{cells}</table>'
+    rows = [('playing', live.name), ('episodes', progress.replace(' episodes', '', 1)), ('score', score or 'none yet'), ('calls', _join([took.replace(' calls', '', 1), *_speed(live)])),
+        ('waiting', _join(_waits(live)) or 'nobody')]
+    rows += [(f'{e.episode_id}, turn {e.turn}', _did(e)) for e in live.recent]
+    rows += [('–', '')]*(min(4, live.total)-len(live.recent))
+    cells = ''.join(f'<tr><td style="{_LABEL}">{escape(a)}</td><td style="{_VALUE}">{escape(b)}</td></tr>' for a,b in rows)
+    return f'<table style="line-height:1.4; margin:0">{cells}</table>'
 
 def _widgets(live):
     "Two functions: bring the panel up to date, and leave the text in its place"
     from IPython.display import Markdown, display
     from ipywidgets import HTML, IntProgress, VBox
-    bar,table = IntProgress(max=live.total, description=live.name[:20]),HTML()
+    bar,table = IntProgress(max=live.total),HTML()
     box = VBox([bar, table])
     view = {'application/vnd.jupyter.widget-view+json':dict(version_major=2, version_minor=0, model_id=box.model_id), 'text/markdown':str(live)}
     handle = display(view, raw=True, display_id=True)

@@ -39,7 +39,7 @@ def test_who_waits_why_and_for_how_long_stands_before_all_else(monkeypatch):
     assert live.line.split(' · ')[2] == 'r:2:0 asks for 20 s'
     live.gate.waiting = 0
     live.ended(EpisodeEvent('r', 'r:2:0', 2, 'done', 1, ()))
-    assert 'wait' not in live.line and 'asks' not in live.line and '<td style="text-align:left">nobody</td>' in panel_html(live)
+    assert 'wait' not in live.line and 'asks' not in live.line and '>nobody</td>' in panel_html(live)
 
 def test_the_text_that_stays_says_that_the_cost_is_unknown_and_counts_what_was_before():
     live = Live('m', 2)
@@ -55,6 +55,19 @@ def test_a_resumed_run_counts_all_its_calls(tmp_path, monkeypatch):
     for n,how in ((3, {}), (6, dict(resume=True))):
         run = asyncio.run(rollout(Store(tmp_path/'lab'), Dice(), Agent('dice'), range(2), run_id='r', max_turns=6, concurrency=1, cost_limit=n/1000, **how))
     assert told == ['dice: 2/2 episodes, 2 cancelled · 3 calls, $0.0030', 'dice: 2/2 episodes, 1 cancelled · 0.00 achievements an episode · 6 calls, $0.0060'] and run.episodes.calls.sum() == 6
+
+def test_an_episode_keeps_its_line_of_the_panel_until_it_ends():
+    live = Live('m', 9)
+    def shown(): return [(o.episode_id, o.turn) for o in live.recent]
+    for n in range(6): live.turn(turn(episode_id=f'r:{n}:0'))
+    height = panel_html(live).count('<tr>')
+    assert shown() == [(f'r:{n}:0', 1) for n in range(4)]
+    live.turn(turn(episode_id='r:1:0', turn=2))
+    live.ended(EpisodeEvent('r', 'r:2:0', 2, 'done', 1, ()))
+    assert shown() == [('r:0:0', 1), ('r:1:0', 2), ('r:2:0', 1), ('r:3:0', 1)]
+    live.turn(turn(episode_id='r:5:0', turn=2))
+    assert shown() == [('r:0:0', 1), ('r:1:0', 2), ('r:5:0', 2), ('r:3:0', 1)]
+    assert panel_html(live).count('<tr>') == panel_html(Live('m', 9)).count('<tr>') == height
 
 def test_nothing_in_the_panel_is_markup():
     live = Live('m', 2)
@@ -121,7 +134,7 @@ def test_a_notebook_has_a_panel_while_it_runs_and_a_text_afterwards(tmp_path, do
     shown, = [data for kind,data in said if kind == 'display_data']
     assert shown['text/markdown'] == 'dice: 0/8 episodes · 0 calls' and 'application/vnd.jupyter.widget-view+json' in shown
     changes = [data['state']['value'] for kind,data in said if kind == 'comm_msg' and data.get('method') == 'update']
-    assert any(re.search(r'\d/8 episodes.*r:\d:0, turn \d<', str(o)) for o in changes) and len(changes) < 20
+    assert any(re.search(r'>\d/8<.*r:\d:0, turn \d<', str(o)) for o in changes) and len(changes) < 20
     left, = [data for kind,data in said if kind == 'update_display_data']
     assert left['text/markdown'].startswith('dice: 8/8 episodes · ') and left['text/markdown'].endswith(' · 48 calls, $0.0480')
     opened,closed = ([o['content']['comm_id'] for o in heard if o['msg_type'] == kind] for kind in ('comm_open', 'comm_close'))
