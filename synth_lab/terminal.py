@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PLAIN', 'EnvFiles', 'AsJson', 'WHERE', 'in_a_line', 'Commands', 'error', 'read_env', 'note', 'opened', 'trains',
-           'Place', 'plays', 'reads', 'given', 'cell', 'print_table', 'print_json', 'show', 'card', 'group']
+           'Place', 'plays', 'reads', 'given', 'cell', 'print_markdown', 'print_table', 'print_json', 'show', 'card',
+           'group']
 
 # %% ../nbs/16c_terminal.ipynb #dc81262b
 import json, os, sys
@@ -133,15 +134,29 @@ def cell(value):
     if isinstance(value, bool): return 'yes' if value else 'no'
     return f'{value:.4g}' if isinstance(value, float) else str(value)
 
-def print_table(rows, columns):
-    "Print `rows` as a table of `columns`, {key of a row: heading}"
-    from rich.box import SIMPLE_HEAD
+def _print(what):
+    "Print what rich can show"
     from rich.console import Console
+    if sys.stdout.isatty(): return Console(highlight=False, markup=False).print(what)
+    with (console := Console(width=200, highlight=False, markup=False)).capture() as got: console.print(what)
+    for o in got.get().strip('\n').splitlines(): typer.echo(o.rstrip())
+
+def print_markdown(text:str):
+    "Print text in Markdown, its tables as tables"
+    from rich.markdown import Markdown
+    _print(Markdown(text))
+
+def print_table(
+    rows:list,   # of dicts
+    columns:dict # key of a row → heading
+):
+    "Print rows as a table"
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     t = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for o in columns.values(): t.add_column(o, overflow='fold')
     for o in rows: t.add_row(*(cell(o.get(k)) for k in columns))
-    Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False).print(t)
+    _print(t)
 
 def print_json(what): typer.echo(json.dumps(what, indent=1, default=str, ensure_ascii=False))
 
