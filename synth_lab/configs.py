@@ -359,7 +359,7 @@ def stand_in(
         check_model(model)
         return model,None
     have = list(lab.models().id)
-    if model in have or difflib.get_close_matches(model, BUILTIN, cutoff=.8): return model,None # a slip is for the server to answer
+    if model in have or ':' not in model and difflib.get_close_matches(model, BUILTIN, cutoff=.8): return model,None # a slip is for the server to answer
     stands = _stands(model, lab, use)
     return stands,f'`{model}` is not in the box: `{stands}` {"plays" if use == "play" else "is trained"} in its place'
 

@@ -21,9 +21,11 @@ from .configs import EvalConfig, is_local, stand_in
 from .core import LabError, did_you_mean, redact
 from .judges import load_judges
 from .metrics import judge_scores, mean_ci, tally
+from .policies import load_policy
 from .tables import ConfigError
 from .taskapp import ALIASES, Crafter, create_task_app, find_task, stepwise
 from .taskclient import AsyncTaskAppClient
+from .worker import promote, promoted
 
 # %% ../nbs/15b_evaluate.ipynb #6cf1c9bd
 def _flat(info):
@@ -242,6 +244,12 @@ async def _seeds(config, client):
     infos = await client.task_info(config.seeds) if client else [Crafter().info(s) | dict(difficulty=config.how['difficulty']) for s in config.seeds]
     return choose_seeds(_task_rows(infos, config.seeds, config.split), config.metadata, config.metadata_sql)
 
+def _serve(lab, model):
+    "See to it that a model of the box is served; a sentence on that, None where it was"
+    if not is_local(lab) or model not in set(lab.models().id) or promoted(load_policy(model, lab.models_path)): return None
+    promote(lab.models_path, model)
+    return f'`{model}` was promoted: it is served from now on'
+
 async def _evaluate(lab, config, model, client, on_row):
     "(what was played, its seeds)"
     if client is None:
@@ -263,7 +271,8 @@ def evaluate(
 )->Evaluation: # raises a `LabError` when nothing can be played at all
     "Play the worlds of a configuration, and say what is known then"
     judges,(model,note) = _load(config),stand_in(config.model, lab)
+    note = [o for o in (note, _serve(lab, model)) if o]
     client = _client(lab, url or config.url, key, task or config.app_id or 'crafter')
     played,seeds = run_sync(_evaluate(lab, config, model, client, on_row))
     rows,said = _judged(lab, _rows(lab, played, seeds), judges)
-    return Evaluation(config, model, rows, said, config.notes + [note]*bool(note) + played.notes, played.runs)
+    return Evaluation(config, model, rows, said, config.notes + note + played.notes, played.runs)
