@@ -15,8 +15,6 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import orjson
-from jsonschema import Draft202012Validator
-from jsonschema.exceptions import best_match
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from . import __version__
@@ -66,6 +64,8 @@ def misfit(
     value        # what was given
 )->str|None: # None when it fits
     "What is wrong with the arguments of a call"
+    from jsonschema import Draft202012Validator # here: where all its formats are installed, the import takes a second
+    from jsonschema.exceptions import best_match
     error = best_match(Draft202012Validator(schema).iter_errors(value))
     return error and f'{error.json_path.replace("$", "arguments", 1)}: {error.message[:200]}'
 
