@@ -132,7 +132,7 @@ def _tidy(cls:EvalConfig, values):
         for k,v in table.items(): found.setdefault(k, {})[f'[{place}] {k}'] = v
     found = {k:_one(k, v) for k,v in found.items()}
     if 'model' in found: values['model'] = _one('model', {'[eval] model':values.get('model', found['model']), '[eval.policy_config] model':found.pop('model')})
-    return values | (dict(policy_config=found) if found else {})
+    return values | (dict(policy_config=found) if found or policy is not None else {})
 
 @patch(cls_method=True)
 def _pick(cls:EvalConfig, found, path):
@@ -835,7 +835,7 @@ def _rewards(table):
     return {names.get(k, k.removeprefix('step_rewards_')):v for k,v in _dump(table).items() if k in Rewards.model_fields or isinstance(table, StepRewards)}
 
 @patch(as_prop=True)
-def turn_pay(self:RLConfig)->dict: # keywords of `synth_lab.rl.step_rewards`; empty: turns are not paid by themselves
+def turn_pay(self:RLConfig)->dict|None: # keywords of `synth_lab.rl.step_rewards`; None: turns are not paid by themselves
     "What turns are paid"
     places = {'[training]':self.training, '[training.rewards]':self.training.rewards, '[rollout.env_config.step_rewards]':self.rollout.env_config.step_rewards,
         '[rollout.policy_config.step_rewards]':self.rollout.policy_config and self.rollout.policy_config.step_rewards}
@@ -847,7 +847,7 @@ def turn_pay(self:RLConfig)->dict: # keywords of `synth_lab.rl.step_rewards`; em
     on = said.pop('enabled', False) and said.pop('mode', 'decision_stepwise') == 'decision_stepwise'
     if not on and said.get('kind') == 'absolute': raise ConfigError('event_rewards_kind = "absolute" counts for the pay of turns, which is off', 'set step_rewards_enabled = true', 'training.event_rewards_kind')
     check_rewards([StepRewards(**{k:said[k] for k in ('weights', 'k_limits') if k in said})])
-    return {dict(kind='mode').get(k, k):v for k,v in said.items() if k != 'step_beta'} if on else {}
+    return {dict(kind='mode').get(k, k):v for k,v in said.items() if k != 'step_beta'} if on else None
 
 @patch
 def _limits(self:RLConfig):
@@ -897,7 +897,7 @@ def asked(self:RLConfig,
     held = {*(e.seeds or ())}
     kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety or 'ppo'], iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, checkpoint_every=e.every_n_iters,
         worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step, length=MOST_ACTIONS*min(limits.values()) if limits else None,
-        seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None, **(dict(reward='turn', step_rewards=pay) if (pay := self.turn_pay) else {}),
+        seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None, **(dict(reward='turn', step_rewards=pay) if (pay := self.turn_pay) is not None else {}),
         **({} if note else dict(batch_size=t.batch_size, learning_rate=t.learning_rate)))
     label = _same('the label', model=self.model.label, policy=self.policy.label)
     notes = self.notes + [o for o in [note] if o] + _sizes(note, self.start, t, ('batch_size', 'learning_rate'), 'training.')
