@@ -44,9 +44,10 @@ class EnvParams(taskapp.EnvParams, Table): "`[eval.env_config.env_params]`: `max
 _ONE_SEED = refused('would give all episodes the same world', 'write the worlds into `seeds`')
 
 class EnvConfig(Table):
-    "`[eval.env_config]`"
+    "`[eval.env_config]`; a task of one's own may have more keys"
+    model_config = ConfigDict(extra='allow')
     env_params:EnvParams = EnvParams()
-    difficulty:Literal[tuple(DIFFICULTIES)]|None = None
+    difficulty:Text|None = None # of Crafter, a name in `synth_lab.world.DIFFICULTIES`
     length:Count|None = None   # world steps of an episode
     seed:_ONE_SEED = None
     index:_ONE_SEED = None
@@ -158,8 +159,20 @@ def check_rewards(
         raise ConfigError(f'step_rewards: Crafter has no achievement `{o}`', did_you_mean(o, ACHIEVEMENTS), 'step_rewards')
     return said[0]
 
+def _check_env(e):
+    "Raise a `ConfigError` for what Crafter does not have"
+    known = [k for k in EnvConfig.model_fields if k not in ('seed', 'index')]
+    for k in e.model_extra or (): raise ConfigError(f'[eval.env_config] has no key `{k}`', did_you_mean(k, known), f'env_config.{k}')
+    if e.difficulty not in (None, *DIFFICULTIES): raise ConfigError(f'[eval.env_config] there is no difficulty {e.difficulty!r}', did_you_mean(e.difficulty, DIFFICULTIES), 'env_config.difficulty')
+
+@patch(as_prop=True)
+def is_crafter(self:EvalConfig)->bool:
+    "Whether Crafter is what is played"
+    return self.app_id is None or taskapp.ALIASES.get(self.app_id.lower(), self.app_id.lower()) == 'crafter'
+
 @patch
 def _check(self:EvalConfig):
+    if self.is_crafter: _check_env(self.env_config)
     check_rewards([self.env_config.step_rewards, self.policy_config.step_rewards])
     if self.ops is not None: check_ops(self.ops)
     if self.judge and self.judges: raise ConfigError('there are both [eval.judge] and [[eval.judges]]', 'write all into [[eval.judges]], each with a name', 'judge')

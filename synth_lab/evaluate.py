@@ -6,7 +6,7 @@
 __all__ = ['choose_seeds', 'Evaluation', 'evaluate']
 
 # %% ../nbs/15b_evaluate.ipynb #d5a20671
-import asyncio
+import asyncio, threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,13 +119,16 @@ async def _there(lab, config, client, model, seeds, on_row):
                 played.failed[seed] = redact(str(e))
                 row = dict(seed=seed, status='error', achievements=None, turns=None, error=played.failed[seed])
         if on_row: on_row(row)
+    error = None
     try:
         async with asyncio.TaskGroup() as tasks:
             for s in seeds: tasks.create_task(one(s))
+    except BaseExceptionGroup as e: error = e.exceptions[0] # of `on_row`
     finally:
         if found:
             got = lab.import_rollout(found)
             played.runs,played.notes = [*got.runs],[*got.notes]
+    if error: raise error
     return played
 
 # %% ../nbs/15b_evaluate.ipynb #62d29d4f
@@ -261,6 +264,17 @@ async def _evaluate(lab, config, model, client, on_row):
         seeds = await _seeds(config, client)
         return await _there(lab, config, client, model, seeds, on_row),seeds
 
+def _finished(coro):
+    "What `coro` gives; on Ctrl-C, it has time to keep what was played"
+    ended = threading.Event()
+    async def play():
+        try: return await coro
+        finally: ended.set()
+    try: return run_sync(play())
+    except KeyboardInterrupt:
+        ended.wait(10)
+        raise
+
 def evaluate(
     lab,                   # a `Lab`: keeps the traces, and its endpoint is where the model is asked
     config:EvalConfig,
@@ -273,6 +287,6 @@ def evaluate(
     judges,(model,note) = _load(config),stand_in(config.model, lab)
     note = [o for o in (note, _serve(lab, model)) if o]
     client = _client(lab, url or config.url, key, task or config.app_id or 'crafter')
-    played,seeds = run_sync(_evaluate(lab, config, model, client, on_row))
+    played,seeds = _finished(_evaluate(lab, config, model, client, on_row))
     rows,said = _judged(lab, _rows(lab, played, seeds), judges)
     return Evaluation(config, model, rows, said, config.notes + note + played.notes, played.runs)
