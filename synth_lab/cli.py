@@ -69,6 +69,9 @@ Model = Annotated[str, typer.Argument(metavar='MODEL', help='Id of a model.')]
 @given(trains)
 def _model(home, model:Model, as_json:AsJson=False):
     "One model: its endpoint, and whether it can be asked."
+    from synth_lab.configs import stand_in
+    model,told = stand_in(model, home) if ':' in model else (model, None)
+    note([told])
     o = {**home.learning.models.get(model), 'inference_endpoint': _served_at(home)}
     if as_json: return print_json(o)
     ready = {True:'yes, ask it directly', False:f'no; synth-lab status models promote "{model}"'}.get(o.get('ready'))

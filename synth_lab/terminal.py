@@ -8,7 +8,7 @@ __all__ = ['PLAIN', 'EnvFiles', 'AsJson', 'WHERE', 'in_a_line', 'Commands', 'err
            'group']
 
 # %% ../nbs/16c_terminal.ipynb #dc81262b
-import json, os, sys
+import json, os, re, sys
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
@@ -139,7 +139,8 @@ def _print(what):
     from rich.console import Console
     if sys.stdout.isatty(): return Console(highlight=False, markup=False).print(what)
     with (console := Console(width=200, highlight=False, markup=False)).capture() as got: console.print(what)
-    for o in got.get().strip('\n').splitlines(): typer.echo(o.rstrip())
+    lines = '\n'.join(o.rstrip() for o in got.get().splitlines())
+    typer.echo(re.sub('\n{3,}', '\n\n', lines).strip('\n'))
 
 def print_markdown(text:str):
     "Print text in Markdown, its tables as tables"
