@@ -216,7 +216,7 @@ def read(self:Agent,
     return read_reply((body.get('choices') or [None])[0], self.max_actions, cut)
 
 # %% ../nbs/05_agent.ipynb #9d5ee511
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Turn:
     "One call of the model and what it said"
     payload:dict         # the request's body
@@ -236,6 +236,16 @@ class Turn:
     def memory(self)->TurnMemory:
         "What the next turns remember of this one"
         return TurnMemory(self.payload['messages'][-1]['content'], self.reply)
+
+    @property
+    def _took(self):
+        sent,got = self.usage['prompt_tokens'],self.usage['completion_tokens']
+        tokens = 'tokens unknown' if sent is None or got is None else f'{sent} tokens in, {got} out'
+        cost = 'from the cache' if self.cached else 'cost unknown' if self.cost is None else f'${self.cost:.6f}'
+        return f'{tokens}, {cost}' + (f', after {len(self.attempts)} tries' if len(self.attempts) > 1 else '')
+
+    def __repr__(self): return f'<turn: {self.reply.verdict}: {", ".join(self.reply.actions) or self.reply.problem}; {self._took}>'
+    def _repr_markdown_(self): return f'{self.reply._repr_markdown_()}\n\n{self._took}'
 
 # %% ../nbs/05_agent.ipynb #405a5c06
 def action_logprobs(

@@ -230,6 +230,8 @@ class Update(NamedTuple):
     events:list
     points:list  # of its metrics
 
+def _why(error): return f'{error.get("message")} → {error["fix"]}' if isinstance(error, dict) and error.get('fix') else str(error)
+
 class AsyncJob:
     "A training job, for use with `await`"
     def __init__(self, client, row): self._client,self.row,self._cursor,self._read = client,row,Cursor(),[]
@@ -240,6 +242,10 @@ class AsyncJob:
     error = property(lambda self: self.row.get('error'), doc='Why it failed')
 
     def __repr__(self): return ', '.join(str(o) for o in (f'{self.id}: {self.status}', self.fine_tuned_model, self.error) if o)
+    def _repr_markdown_(self):
+        row = dict(job=f'`{self.id}`', kind=self.row.get('job_type') or '', model=self.row.get('model') or '', status=self.status, made=self.fine_tuned_model or '')
+        table = '\n'.join(f'| {" | ".join(o)} |' for o in (row, ['---']*len(row), row.values()))
+        return f'{table}\n\n{_why(self.error)}' if self.error else table
 
     async def refresh(self):
         "Ask how it is; returns the job"

@@ -69,6 +69,21 @@ class Lab:
 
     def __repr__(self): return f'Lab({self.path.name!r}, endpoint {self.endpoint.name!r}): {self.store!r}'
 
+# %% ../nbs/15_lab.ipynb #652aca4c
+def _by_model(episodes):
+    "Rows of a table of who played what"
+    for model,e in episodes.groupby('model'):
+        done = e[e.status == 'done']
+        yield f'`{model}`',e.run_id.nunique(),len(e),len(e)-len(done),_mean(done, 'n_achievements'),_mean(done, 'return')
+
+@patch
+def _repr_markdown_(self:Lab):
+    made = [o for o in list_models(self.models_path) if o['created']]
+    head = f'Lab `{self.path.name}`, models at endpoint `{self.endpoint.name}`: {len(made)} made here, {len([*self.datasets_path.glob("*.card.json")])} datasets'
+    if not len(e := self.episodes): return f"{head}\n\nNo episodes yet. To play some: `await lab.rollout('expert', seeds=range(4))`"
+    names = ('model', 'runs', 'episodes', 'not done', 'mean achievements', 'mean return')
+    return head + '\n\n' + '\n'.join(f'| {" | ".join(map(str, o))} |' for o in (names, ['---']*len(names), *_by_model(e)))
+
 # %% ../nbs/15_lab.ipynb #4ab42983
 @patch
 def _player(self:Lab, model, how):
