@@ -420,7 +420,8 @@ def success_bars(
     both = [episodes.assign(group=episodes[by].astype(str))] + ([] if beside is None else [beside.assign(group=f'beside: {_need(beside, ["run_id"]).run_id.iloc[0]}')])
     found,notes = _prepared(pd.concat([in_order(o, 'group') for o in both]), 'group', achievements, fig)
     names = list(achievements or ACHIEVEMENTS)
-    rates = [success_rates(g.rows, 'group').loc[g.name].loc[names] for g in found]
+    table = success_rates(pd.concat([g.rows for g in found]), 'group')
+    rates = [table.loc[g.name].loc[names] for g in found]
     order = np.argsort(-sum(o.rate.fillna(0).to_numpy() for o in rates), kind='stable')
     fig,ax = _axes(fig, found, 1.3+max(.2, .12*len(found))*len(names), 'Success rates', left=1.35)
     rows,h = np.arange(len(names)),.84/len(found)
