@@ -99,9 +99,9 @@ def _request(lab, config, model, seed):
 
 def _answered(seed, body, config):
     "What `on_row` is told of a response; the response is told its seed, where the task app did not say it"
-    if isinstance(body.get('trace'), dict):
-        meta = body['trace'].setdefault('metadata', {})
-        for k,v in dict(env_seed=seed, task_split=config.split).items(): meta.setdefault(k, v)
+    if not isinstance(body.get('trace'), dict): body['trace'] = {}
+    meta = body['trace'].setdefault('metadata', {})
+    for k,v in dict(env_seed=seed, task_split=config.split).items(): meta.setdefault(k, v)
     steps = [o for t in body['trajectories'] for o in t.get('steps') or ()]
     new = {a for o in steps for a in (o.get('info') or {}).get('achievements_added') or ()}
     return dict(seed=seed, status='cancelled' if body.get('aborted') else 'done', achievements=len(new), turns=len(steps), error=None) | {'return':body['metrics']['mean_return']}
