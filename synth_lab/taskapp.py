@@ -772,7 +772,10 @@ def _endpoint(desk, method):
     "A route's function, as FastAPI reads it: the method of the desk, its answer as JSON"
     bound = method.__get__(desk)
     @wraps(bound)
-    async def answer(*args, **kwargs): return _json(await bound(*args, **kwargs))
+    async def answer(*args, **kwargs):
+        response = _json(await bound(*args, **kwargs))
+        if method is Desk.rollout: response.headers['connection'] = 'close'
+        return response
     answer.__signature__ = signature(bound)
     return answer
 

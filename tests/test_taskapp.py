@@ -213,6 +213,10 @@ def test_the_end_of_a_game_ends_the_rollout_or_begins_another_one():
     assert [(g['end']['turns'], g['end']['return'], g['seed']) for g in games] == [(t['length'], x, 7) for t,x in zip(again['trajectories'], again['metrics']['episode_returns'])]
     assert all(o['thought'] for g in games for o in g['calls']) and (times := [o['started_at'] for g in games for o in g['calls']]) == sorted(times)
 
+def test_no_connection_outlives_a_rollout():
+    with serving(create_task_app()) as url, httpx.Client(base_url=url.removesuffix('/v1')) as http:
+        assert [http.post('/rollout', json=asks(1)).headers.get('connection') for _ in range(2)] == ['close']*2 and 'connection' not in http.get('/health').headers
+
 # errors
 
 def test_a_model_that_does_not_answer_is_an_error_and_never_an_empty_success():
