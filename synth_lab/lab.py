@@ -80,7 +80,7 @@ def _by_model(episodes):
 def _repr_markdown_(self:Lab):
     made = [o for o in list_models(self.models_path) if o['created']]
     head = f'Lab `{self.path.name}`, models at endpoint `{self.endpoint.name}`: {len(made)} made here, {len([*self.datasets_path.glob("*.card.json")])} datasets'
-    if not len(e := self.episodes): return f"{head}\n\nNo episodes yet. To play some: `await lab.rollout('expert', seeds=range(4))`"
+    if not len(e := self.store.sql('FROM episodes')): return f"{head}\n\nNo episodes yet. To play some: `await lab.rollout('expert', seeds=range(4))`"
     names = ('model', 'runs', 'episodes', 'not done', 'mean achievements', 'mean return')
     return head + '\n\n' + '\n'.join(f'| {" | ".join(map(str, o))} |' for o in (names, ['---']*len(names), *_by_model(e)))
 
