@@ -30,7 +30,7 @@ from .policies import list_models
 from .preflight import GRPOPreflight, SFTPreflight, preflight_grpo, preflight_sft
 from .replays import Film, Rerun, film, fork, rerun
 from .rl import Served, rl
-from .rollout import Run, rollout, rollout_sync, stream
+from .rollout import Run, _mean, rollout, rollout_sync, stream
 from .seal import Verified
 from .serve import create_app
 from .traces import SCHEMA, Store
@@ -266,6 +266,33 @@ def diff(self:Lab,
     first,second = (self.store.episode(o).row for o in (a, b))
     steps = self.sql('SELECT s.*, thought FROM steps s JOIN calls USING (call_id) WHERE s.episode_id IN (?, ?) ORDER BY step', a, b)
     return diff(first, second, steps, lambda e, n: format(look(self.fork(e['episode_id'], n), e['length'])))
+
+# %% ../nbs/15_lab.ipynb #4b65535f
+@patch
+def explore(self:Lab,
+    **start # values of the controls to begin with, as `synth_lab.viz.reward_explorer` takes them
+): # a widget
+    "Reward curves, spreads, success rates, unlock times and costs of what this lab holds"
+    from synth_lab.viz import reward_explorer
+    return reward_explorer(self, **start)
+
+@patch
+def watch(self:Lab,
+    episode_id:str,
+    other:str=None # another one of the same world: both, from where they part
+): # a widget
+    "Play, scrub and jump about in an episode"
+    from synth_lab.watch import watch
+    return watch(self, episode_id, other)
+
+@patch
+def play(self:Lab,
+    seed:int=0, # the world
+    **how       # keywords of `synth_lab.play.Session`
+): # a widget
+    "Play a world by hand, or hand it to a model of the lab's endpoint for some turns; the game is a trace like any other"
+    from synth_lab.play import play
+    return play(self, seed, self._client(client.AsyncInferenceClient), **how)
 
 # %% ../nbs/15_lab.ipynb #07af0660
 @patch

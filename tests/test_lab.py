@@ -54,3 +54,21 @@ def test_processes_share_a_run_of_the_models_in_the_box(lab_at):
 @pytest.mark.parametrize('word, way_out', [('max_steps', 'it is called `length`'), ('max_turn', 'did you mean `max_turns`'), ('client', '')])
 def test_a_keyword_that_a_rollout_has_not_is_named(lab_at, word, way_out):
     with pytest.raises(LabError, match=f'no keyword `{word}`.*{way_out}'): lab_at(endpoint='local').rollout_sync('random', [0], **{word: 3})
+
+def test_a_lab_shows_what_is_in_it(tmp_path):
+    lab = Lab(tmp_path/'lab', endpoint='local')
+    assert 'No episodes yet' in lab._repr_markdown_() and "rollout('expert'" in lab._repr_markdown_()
+    for model in ('random', 'expert'): lab.rollout_sync(model, range(2), length=20)
+    lab.rollout_sync('random', [5], length=10)
+    rows = [o.split(' | ') for o in lab._repr_markdown_().splitlines() if o.startswith('| `')]
+    assert [o[:4] for o in rows] == [['| `expert`', '1', '2', '0'], ['| `random`', '2', '3', '0']]
+    assert [o[4].split(' ')[0] for o in rows] == [f'{lab.episodes[lab.episodes.model == m].n_achievements.mean():.2f}' for m in ('expert', 'random')]
+
+def test_the_widgets_of_a_lab_look_at_this_lab(tmp_path):
+    lab = Lab(tmp_path/'lab', endpoint='local')
+    lab.rollout_sync('random', range(2), length=20, run_id='r')
+    assert len(lab.explore().episodes) == 2 and lab.watch('r:0:0').opened.row['episode_id'] == 'r:0:0'
+    console = lab.play(3)
+    console.session.act(['noop'])
+    console.session.finish()
+    assert lab.sql("SELECT seed, model, steps FROM episodes WHERE model = 'human'").values.tolist() == [[3, 'human', 1]]
