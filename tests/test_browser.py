@@ -1,11 +1,12 @@
 "JupyterLab as a person sees it: a notebook is run in a browser, its widgets are moved, and what they show is looked at"
-import json, os, subprocess, sys, time
+import io, json, os, subprocess, sys, time
 from pathlib import Path
 from socket import socket
 from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
+from PIL import Image
 
 sync_api = pytest.importorskip('playwright.sync_api', reason='a browser is driven with playwright: pip install playwright')
 pytest.importorskip('jupyterlab', reason="the notebooks are opened in JupyterLab: pip install -e '.[dev]'")
@@ -16,15 +17,16 @@ ROOT = Path(__file__).parent.parent
 SHOTS = ROOT/'out/screenshots'
 QUIET = {'@jupyterlab/apputils-extension/notification.jupyterlab-settings':{'fetchNews':'false', 'checkForUpdates':False}}
 
-CELLS = {'import': 'from synth_lab import Lab\nlab = Lab()',
-    'rollout': "run = await lab.rollout('expert', seeds=range(12), length=60, concurrency=4, run_id='seen')",
-    'widgets': """
-import ipywidgets as W, matplotlib.pyplot as plt
-def shown(seed, colour):
-    fig,ax = plt.subplots(figsize=(3, 1))
-    ax.plot([0, seed], color=colour)
-W.interact(shown, seed=W.Play(min=1, max=5, interval=200), colour=['red', 'blue']);
-"""}
+CELLS = {'import': """
+from synth_lab import Lab
+from synth_lab.play import play
+from synth_lab.viz import ERRORS, reward_explorer
+from synth_lab.watch import watch
+lab = Lab()
+""",
+    'rollout': "run = await lab.rollout('expert', seeds=range(24), length=60, concurrency=4, run_id='seen')",
+    'others': "others = await lab.rollout('random', seeds=range(12), length=60, run_id='other')",
+    'explorer': 'reward_explorer(lab)', 'watch': "watch(lab, 'seen:0:0')", 'beside': "watch(lab, 'seen:0:0', 'other:0:0')", 'play': 'play(lab, seed=3)'}
 
 
 def free_port():
@@ -42,12 +44,12 @@ def jupyter(tmp_path_factory):
         (home/'settings'/name).write_text(json.dumps(value))
     root,port = home/'notebooks',free_port()
     root.mkdir()
-    own = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime', JUPYTERLAB_SETTINGS_DIR='settings', JUPYTERLAB_WORKSPACES_DIR='workspaces',
-        IPYTHONDIR='ipython', SYNTH_LAB_PATH='lab')
+    own = dict(JUPYTER_CONFIG_DIR='config', JUPYTER_DATA_DIR='data', JUPYTER_RUNTIME_DIR='runtime', JUPYTERLAB_SETTINGS_DIR='settings',
+        JUPYTERLAB_WORKSPACES_DIR='workspaces', IPYTHONDIR='ipython', SYNTH_LAB_PATH='lab')
     said = (home/'log').open('w')
-    server = subprocess.Popen([sys.executable, '-m', 'jupyterlab', '--no-browser', '--expose-app-in-browser', '--allow-root', '--ServerApp.ip=127.0.0.1', f'--ServerApp.port={port}',
-        '--ServerApp.port_retries=0', '--IdentityProvider.token=secret', f'--ServerApp.root_dir={root}'], cwd=root, stdout=said, stderr=said,
-        env=os.environ | {k:str(home/v) for k,v in own.items()})
+    server = subprocess.Popen([sys.executable, '-m', 'jupyterlab', '--no-browser', '--expose-app-in-browser', '--allow-root', '--ServerApp.ip=127.0.0.1',
+        f'--ServerApp.port={port}', '--ServerApp.port_retries=0', '--IdentityProvider.token=secret', f'--ServerApp.root_dir={root}'],
+        cwd=root, stdout=said, stderr=said, env=os.environ | {k:str(home/v) for k,v in own.items()})
     url = f'http://127.0.0.1:{port}'
     try:
         for _ in range(600):
@@ -65,7 +67,7 @@ def jupyter(tmp_path_factory):
 @pytest.fixture(scope='module')
 def browser():
     with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--disable-background-networking'])
+        browser = p.chromium.launch(executable_path=CHROMIUM, args='--no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking'.split())
         yield browser
         browser.close()
 
@@ -97,16 +99,28 @@ class Notebook:
         "The outputs of the cell `name`"
         return self.tab.locator('.jp-Notebook .jp-CodeCell').nth(self.cells.index(name)).locator('.jp-Cell-outputArea')
 
-    def shot(self, name): self.out(name).screenshot(path=SHOTS/f'{name}.png')
+    def shot(self, name, *more):
+        "A picture of the outputs of the cell `name`, small enough for a page"
+        seen = Image.open(io.BytesIO(self.out(name).screenshot()))
+        seen.convert('RGB').quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(SHOTS/f'{"-".join([name, *more])}.png', optimize=True)
 
     def changes(self, name, act):
-        "Whether the picture in the outputs of the cell `name` becomes another one after `act`"
-        picture = self.out(name).locator('img').first
-        before = picture.get_attribute('src')
+        "Whether the pictures and texts in the outputs of the cell `name` become others after `act`"
+        before = self.seen(name)
         act(self.out(name))
         for _ in range(150):
-            if (picture.get_attribute('src') or before) != before: return True
+            if self.seen(name) != before: return True
             self.tab.wait_for_timeout(100)
+
+    def seen(self, name): return self.out(name).evaluate("o => [...o.querySelectorAll('img')].map(i => i.src).join()")
+
+    def asks(self, expression):
+        "What the kernel answers"
+        return self.tab.evaluate("""async expression => {
+            const kernel = jupyterapp.shell.currentWidget.context.sessionContext.session.kernel
+            const reply = await kernel.requestExecute({code: '', user_expressions: {answer: expression}}).done
+            return reply.content.user_expressions.answer.data['text/plain']
+        }""", expression)
 
     def saved(self):
         "The cells as the file has them, by name"
@@ -117,27 +131,84 @@ class Notebook:
 @pytest.fixture(scope='module')
 def notebook(jupyter, browser):
     SHOTS.mkdir(parents=True, exist_ok=True)
+    (SHOTS/'rollout.png').unlink(missing_ok=True)
     url,root = jupyter
-    return Notebook(browser.new_page(viewport=dict(width=1100, height=1400)), url, root/'seen.ipynb')
+    return Notebook(browser.new_page(viewport=dict(width=1440, height=1400)), url, root/'seen.ipynb')
 
 
-@pytest.fixture(autouse=True)
-def nothing_goes_wrong(notebook):
-    yield
-    assert notebook.wrong == []
-
-
-def test_a_run_has_a_panel_that_becomes_a_line(notebook):
-    notebook.out('rollout').locator('table').wait_for(timeout=120_000)
-    notebook.shot('rollout')
+@pytest.fixture
+def ran(notebook):
+    "The notebook when all its cells have run; whatever is done with it, nothing goes wrong"
     notebook.tab.wait_for_function('window.ran', timeout=240_000)
-    assert notebook.out('rollout').inner_text().startswith('expert: 12/12 episodes · ') and not notebook.out('rollout').locator('.jupyter-widgets').count()
+    yield notebook
+    assert (notebook.wrong, notebook.asks('list(ERRORS)')) == ([], '[]')
+
+
+def press(key, what='.noUi-handle', nth=0):
+    "A key is pressed on a slider"
+    def act(out):
+        out.locator(what).nth(nth).focus()
+        out.page.keyboard.press(key)
+    return act
+
+
+def click(label): return lambda out: out.get_by_role('button', name=label, exact=True).first.click()
+
+
+def test_a_run_has_a_panel_that_keeps_its_height_and_becomes_a_line(notebook):
+    panel,heights = notebook.out('rollout').locator('table'),set()
+    panel.wait_for(timeout=120_000)
+    while panel.count() and not notebook.tab.evaluate('window.ran'):
+        said = panel.evaluate_all("found => found.map(o => [o.offsetHeight, o.innerText])")
+        heights |= {h for h,text in said if h and 'turn' in text}
+        if len(heights) == 1 and said and not (SHOTS/'rollout.png').exists(): notebook.shot('rollout')
+        notebook.tab.wait_for_timeout(50)
+    assert len(heights) < 2
+    notebook.tab.wait_for_function('window.ran', timeout=240_000)
+    assert notebook.out('rollout').inner_text().startswith('expert: 24/24 episodes · ') and not notebook.out('rollout').locator('.jupyter-widgets').count()
     kept, = notebook.saved()['rollout']['outputs']
-    assert set(kept['data']) == {'text/markdown', 'text/plain'} and notebook.file.stat().st_size < 100_000
+    assert set(kept['data']) == {'text/markdown', 'text/plain'} and len(json.dumps(kept)) < 1000
 
 
-def test_widgets_move(notebook):
-    notebook.tab.wait_for_function('window.ran', timeout=240_000)
-    assert notebook.changes('widgets', lambda out: out.locator('select').select_option('blue'))
-    assert notebook.changes('widgets', lambda out: out.locator('.widget-play button').first.click())
-    notebook.shot('widgets')
+def test_the_explorer_moves(ran):
+    views,runs = (ran.out('explorer').locator(o) for o in ('select:not([multiple])', 'select[multiple]'))
+    names = views.first.locator('option').all_inner_texts()
+    assert ran.changes('explorer', press('ArrowRight', nth=0)) # the first episode
+    for name in names[1:]:
+        assert ran.changes('explorer', lambda out: views.first.select_option(label=name)), name
+        ran.shot('explorer', name.split()[0].lower())
+    assert ran.changes('explorer', lambda out: runs.first.select_option(index=0))
+    assert ran.changes('explorer', lambda out: views.first.select_option(label=names[0]))
+    ran.shot('explorer')
+
+
+def test_an_episode_is_scrubbed_played_and_forked(ran):
+    assert ran.changes('watch', press('ArrowRight'))
+    assert ran.changes('watch', click('next unlock'))
+    ran.shot('watch')
+    assert ran.changes('watch', lambda out: out.locator('.widget-play button').first.click())
+    ran.out('watch').locator('.widget-play button').first.click() # pause
+    ran.out('watch').get_by_role('button', name='fork here').click()
+    ran.out('watch').get_by_text('world = lab.fork(').wait_for()
+
+
+def test_two_episodes_are_watched_side_by_side(ran):
+    assert ran.changes('beside', press('ArrowRight'))
+    assert ran.changes('beside', click('end'))
+    ran.shot('beside')
+
+
+def test_a_game_is_played_by_hand_and_handed_over(ran):
+    assert ran.changes('play', click('left'))
+    assert ran.changes('play', click('hand over'))
+    ran.shot('play')
+    ran.out('play').get_by_role('button', name='finish').click()
+    ran.out('play').locator('button[disabled]').first.wait_for()
+    assert ran.asks("lab.episodes.query('model == \"human\"').status.tolist()") == "['truncated']"
+
+
+def test_the_notebook_is_small_and_shows_its_pictures_without_a_kernel(ran):
+    cells = ran.saved()
+    for name in ('explorer', 'watch', 'beside', 'play'):
+        kept, = cells[name]['outputs']
+        assert 'image/png' in kept['data'] and len(kept['data']['image/png']) < 80_000, name

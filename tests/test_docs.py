@@ -5,6 +5,7 @@ from html import unescape
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,8 +25,8 @@ spec.loader.exec_module(docs)
 @pytest.fixture(scope='module')
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp('site')
-    env = os.environ | dict(NO_MKDOCS_2_WARNING='1')
-    return folder,subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', folder], cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
+    return folder,subprocess.run([sys.executable, '-m', 'mkdocs', 'build', '--strict', '--site-dir', folder], cwd=ROOT, capture_output=True, text=True,
+        env=os.environ | dict(NO_MKDOCS_2_WARNING='1'), timeout=300)
 
 
 @pytest.fixture
@@ -53,22 +54,24 @@ def test_hidden_cells_stay_hidden_and_exported_ones_are_folded(site):
     shown = said(re.sub(r'<details class="source">.*?</details>', '', core, flags=re.S))
     assert 'class LabError(Exception):' in said(core) and 'class LabError(Exception):' not in shown
     for p in NOTEBOOKS:
-        hidden = [''.join(c['source']) for c in json.loads(p.read_text())['cells'] if c['cell_type'] == 'code' and re.match(r'#\| *hide', ''.join(c['source']))]
-        for source in hidden: assert ' '.join(source.split('\n', 1)[1].split()) not in said(page(site, p)), f'{p.name} shows a hidden cell'
+        code = [''.join(c['source']) for c in json.loads(p.read_text())['cells'] if c['cell_type'] == 'code']
+        hidden = [' '.join(o.split('\n', 1)[1].split()) for o in code if re.match(r'#\| *hide', o)]
+        assert [o for o in hidden if o in said(page(site, p))] == [], p.name
 
 
 def test_an_exported_function_is_an_entry_with_its_docments(site):
     html = page(site, ROOT/'nbs/06b_live.ipynb')
     entry = re.search(r'<h3 class="api function" id="synth_lab\.live\.half_width">.*?<details', html, re.S)[0]
     assert 'half_width(worlds) -> float | None' in said(entry)
-    assert re.findall(r'<t[hd]>(.*?)</t[hd]>', entry) == ['', 'type', 'what it is', '<code>worlds</code>', '<code>dict</code>', 'seed → (episodes, sum of their scores)',
+    assert re.findall(r'<t[hd]>(.*?)</t[hd]>', entry) == ['', 'type', 'what it is', '<code>worlds</code>', '<code>dict</code>',
+        'seed → (episodes, sum of their scores)',
         '<strong>returns</strong>', '<code>float | None</code>', 'None while there are fewer than two worlds']
 
 
 def test_every_public_name_has_an_entry(site):
     for p in [p for p in NOTEBOOKS if re.match(r'\d\d', p.stem)]:
         module,html = p.stem.split('_', 1)[1],page(site, p)
-        defined = [o for o in ast.parse((ROOT/f'synth_lab/{module}.py').read_text()).body if isinstance(o, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))]
+        defined = [o for o in ast.parse((ROOT/f'synth_lab/{module}.py').read_text()).body if isinstance(o, docs.PUBLIC)]
         plain = [o.name for o in defined if o.name[0] != '_' and not any('patch' in ast.unparse(d) for d in o.decorator_list)]
         assert [n for n in plain if f'id="synth_lab.{module}.{n}"' not in html] == [], p.name
 
@@ -89,16 +92,16 @@ def test_formulas_are_drawn_by_the_browser_alone(site):
 
 
 FAULTS = {'a page': ('<a href="b.html">', 'a.html leads to b.html, which is not there'), 'an anchor': ('<a href="#b">', 'a.html leads to #b: no such place'),
-    'a picture': ('<img alt="" src="b.png">', 'a.html leads to b.png, which is not there'), 'a script of another host': ('<script src="https://x.org/a.js">', 'a.html loads https://x.org/a.js'),
-    'a style without a scheme': ('<link rel="stylesheet" href="//x.org/a.css">', 'a.html loads //x.org/a.css'), 'a picture of another host': ('<img src="http://x.org/a.png">', 'a.html loads http://x.org/a.png')}
+    'a picture': ('<img alt="" src="b.png">', 'a.html leads to b.png, which is not there'),
+    'a script of another host': ('<script src="https://x.org/a.js">', 'a.html loads https://x.org/a.js'),
+    'a style without a scheme': ('<link rel="stylesheet" href="//x.org/a.css">', 'a.html loads //x.org/a.css'),
+    'a picture of another host': ('<img src="http://x.org/a.png">', 'a.html loads http://x.org/a.png')}
 
 @pytest.mark.parametrize('html,fault', FAULTS.values(), ids=FAULTS)
 def test_the_build_fails_over(tmp_path, html, fault):
     (tmp_path/'a.html').write_text(f'<h1 id="top">A</h1>{html}<a href="#top"><a href="https://x.org">')
     assert list(docs.faults(tmp_path)) == [fault]
-    with pytest.raises(docs.PluginError, match=re.escape(fault)): docs.on_post_build(dict_config(tmp_path))
-
-def dict_config(site): return type('Config', (), dict(site_dir=str(site)))
+    with pytest.raises(docs.PluginError, match=re.escape(fault)): docs.on_post_build(SimpleNamespace(site_dir=str(tmp_path)))
 
 
 def test_a_font_of_another_host_is_a_fault(tmp_path):
@@ -120,8 +123,10 @@ def test_an_unknown_directive_is_refused(tmp_path):
 
 def test_links_to_notebooks_become_links_to_pages():
     here = next(p for p in docs.pages() if p.name == 'howto/judges')
-    assert docs.prose(here, '[a](../11a_rl.ipynb#The-same-budget,-three-advantages) [b](https://x.org/a.ipynb) `Lab.rollout` `rollout`\n```\n`Lab.sql`\n```\n### `Lab.sql`') == (
-        '[a](../11a_rl.md#the-same-budget-three-advantages) [b](https://x.org/a.ipynb) [`Lab.rollout`](../15_lab.md#synth_lab.lab.Lab.rollout) `rollout`\n```\n`Lab.sql`\n```\n### `Lab.sql`')
+    made = {'[a](../11a_rl.ipynb#The-same-budget,-three-advantages)':'[a](../11a_rl.md#the-same-budget-three-advantages)', '[b](https://x.org/a.ipynb)':None,
+        '`Lab.rollout`':'[`Lab.rollout`](../15_lab.md#synth_lab.lab.Lab.rollout)', '`rollout`':None, '`step_rewards`':None, '```\n`Lab.sql`\n```':None,
+        '### `Lab.sql`':None, '`mean_ci(x)`':'[`mean_ci(x)`](../08_metrics.md#synth_lab.metrics.mean_ci)'}
+    assert {k:docs.prose(here, k) for k in made} == {k:v or k for k,v in made.items()}
 
 
 @pytest.fixture
@@ -142,7 +147,7 @@ def test_a_browser_without_a_network_shows_and_searches_the_pages(served):
     shots.mkdir(parents=True, exist_ok=True)
     asked,wrong = [],[]
     with sync_api.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox', '--disable-gpu', '--disable-dev-shm-usage', '--disable-background-networking'])
+        browser = p.chromium.launch(executable_path=CHROMIUM, args='--no-sandbox --disable-gpu --disable-dev-shm-usage --disable-background-networking'.split())
         tab = browser.new_page(viewport=dict(width=1360, height=1200))
         tab.on('request', lambda r: asked.append(r.url))
         tab.on('requestfailed', lambda r: wrong.append(r.url))
@@ -151,7 +156,8 @@ def test_a_browser_without_a_network_shows_and_searches_the_pages(served):
         for name in ('11a_rl', 'pipeline/7_report', 'index'):
             tab.goto(served + name + '.html')
             tab.screenshot(path=shots/f'docs-{Path(name).name}.png')
-            sizes = tab.evaluate("Promise.all([...document.images].map(o => { o.loading = 'eager'; return o.decode().then(() => o.naturalWidth) }))")
+            sizes = tab.evaluate(
+                "Promise.all([...document.images].map(o => { o.loading = 'eager'; return o.decode().then(() => o.naturalWidth) }))")
             assert all(w > 20 for w in sizes)
             if name == '11a_rl': assert all(tab.evaluate("[...document.querySelectorAll('math')].map(o => o.getBoundingClientRect().height > 5)"))
         tab.fill('.md-search__input', 'advantage')

@@ -7,7 +7,7 @@ another host for anything fails.
 import ast, base64, io, re, textwrap, tokenize
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -45,6 +45,12 @@ class Page:
     @property
     def uri(self): return f'{self.name}.md'
 
+    @cached_property
+    def imports(self):
+        "What it takes from the library by name"
+        found = re.findall(r'^from synth_lab[.\w]* import (.+)$', '\n'.join(c.source for c in self.cells if c.cell_type == 'code'), re.M)
+        return {o.strip().split(' ')[0] for names in found for o in names.split(',')}
+
 
 def read(path):
     "The notebook at `path` as a `Page`"
@@ -54,7 +60,8 @@ def read(path):
     top = re.match(r'# (.+?)\n+(?:> (.+?)(?:\n\n|$))?', cells[0].source+'\n\n', re.S)
     if not top: raise PluginError(f'{path.name} begins with no title: "# Title", and under it "> what it is about"')
     cells[0].source = cells[0].source[top.end():]
-    return Page(path, top[1], ' '.join((top[2] or '').split()), cells, next((c.directives_['default_exp'] for c in cells if 'default_exp' in c.directives_), None))
+    module = next((c.directives_['default_exp'] for c in cells if 'default_exp' in c.directives_), None)
+    return Page(path, top[1], ' '.join((top[2] or '').split()), cells, module)
 
 
 def links(text): return re.findall(r'\]\(([\w/.-]+)\.ipynb\)', text)
@@ -66,7 +73,8 @@ def pages():
     index = read(NBS/'index.ipynb')
     told = [n for c in index.cells if c.cell_type == 'markdown' for n in links(c.source)]
     found = [read(p) for p in sorted(NBS.rglob('*.ipynb')) if p.name != 'index.ipynb' and '.ipynb_checkpoints' not in p.parts]
-    return [index, *sorted(found, key=lambda p: (p.path.parent.name, told.index(p.name) if p.path.parent.name == 'howto' and p.name in told else p.name))]
+    place = {n:k for k,n in enumerate(dict.fromkeys(told)) if n.startswith('howto/')}
+    return [index, *sorted(found, key=lambda p: (p.path.parent.name, place.get(p.name, len(told)), p.name))]
 
 
 # What an export cell defines
@@ -148,20 +156,21 @@ def code(s): return f'`{" ".join(s.split())}`' if s else ''
 def cell_text(s): return re.sub(r'(?<!\\)[|](?=(?:[^`]*`[^`]*`)*[^`]*$)', r'\\|', ' '.join(s.split()))
 
 
-def table(params, back):
-    "The docments as a table"
+def table(page, params, back):
+    "The docments as a table; its types and sentences have links, the names of parameters do not"
     said = [*params, *([back] if back and (back.anno or back.note) else [])]
     some = any(p.default for p in said)
     head = ['', 'type', *(['default'] if some else []), 'what it is']
-    body = [[f'**{p.name}**' if p is back else code(p.name), code(p.anno), *([code(p.default)] if some else []), cell_text(p.note)] for p in said]
+    body = [[f'**{p.name}**' if p is back else code(p.name), prose(page, code(p.anno)), *([code(p.default)] if some else []),
+        prose(page, cell_text(p.note))] for p in said]
     return '\n'.join(f'| {" | ".join(r)} |' for r in [head, ['---']*len(head), *body])
 
 
-def methods(name, node, notes):
+def methods(page, node, notes):
     "A class's own methods, a line each"
     found = [(o, *rows(o, notes)) for o in public(node.body) if not isinstance(o, ast.ClassDef)]
     said = [(signature('.'+o.name, o, params, back, False), (ast.get_docstring(o) or '').split('\n')[0]) for o,params,back in found]
-    lines = [f'| {code(" ".join(s.split()))} | {cell_text(d)} |' for s,d in said]
+    lines = [f'| {code(s)} | {prose(page, cell_text(d))} |' for s,d in said]
     return '\n'.join(['| method | what it does |', '| --- | --- |', *lines]) if lines else ''
 
 
@@ -175,8 +184,8 @@ def entry(page, name, node, notes):
     kind = 'class' if isinstance(node, ast.ClassDef) else 'property' if is_property(node) else 'method' if '.' in name else 'function'
     doc = ast.get_docstring(node) or ''
     if doc and doc.rstrip()[-1] not in '.:!?': doc = f'{doc}.'
-    parts = [f'### {name} {{ #{anchor(page, name)} .api .{kind} }}', f'```python\n{signature(name, node, params, back, not told)}\n```', doc]
-    return '\n\n'.join(p for p in [*parts, table(params, back) if told else '', methods(name, node, notes) if kind == 'class' else ''] if p)
+    parts = [f'### {name} {{ #{anchor(page, name)} .api .{kind} }}', f'```python\n{signature(name, node, params, back, not told)}\n```', prose(page, doc)]
+    return '\n\n'.join(p for p in [*parts, table(page, params, back) if told else '', methods(page, node, notes) if kind == 'class' else ''] if p)
 
 
 def fence(source, kind):
@@ -198,7 +207,7 @@ def exported(page, cell):
     "The entries of an export cell, and its source; imports alone are left out"
     tree,notes = ast.parse(cell.source).body,comments(cell.source)
     if all(isinstance(o, (ast.Import, ast.ImportFrom)) for o in tree): return
-    yield from (prose(page, entry(page, n, o, notes)) for o in public(tree) for n in names(o))
+    yield from (entry(page, n, o, notes) for o in public(tree) for n in names(o))
     yield raw(page, f'<details class="source"><summary>Source</summary>{highlight(cell.source, *PYTHON)}</details>')
 
 
@@ -209,16 +218,19 @@ def known():
     "What is documented, and where: `Class.method` and `name` where one module has it, and the full name always"
     found = [(p, n) for p in pages() for c in p.cells if 'export' in c.directives_ for o in public(ast.parse(c.source).body) for n in names(o)]
     many = Counter(n for _,n in found)
-    return {n:(p, n) for p,n in found if many[n] == 1} | {f'synth_lab.{p.module}.{n}':(p, n) for p,n in found} | {f'synth_lab.{p.module}':(p, '') for p in pages() if p.module}
+    whole = {f'synth_lab.{p.module}.{n}':(p, n) for p,n in found} | {f'synth_lab.{p.module}':(p, '') for p in pages() if p.module}
+    return {n:(p, n) for p,n in found if many[n] == 1} | whole
 
 
 def relative(page, other): return '../'*page.name.count('/') + other.uri
 
 
 def named(page, match):
-    "A name in backticks as a link to its entry; a plain word is left alone unless it is called"
+    "A name in backticks as a link to its entry; a word like `step_rewards` may mean something else, so it has to be called, or be this page's own or imported"
     name,call = match[1],match[2]
-    if not (other := known().get(name)) or not (call or re.search(r'[A-Z_.]', name)): return match[0]
+    if not (other := known().get(name)): return match[0]
+    meant = call or re.search('[A-Z.]', name) or '_' in name and (other[0] is page or name in page.imports)
+    if not meant: return match[0]
     return f'[{match[0]}]({relative(page, other[0])}{"#"+anchor(*other) if other[1] else ""})'
 
 
