@@ -323,13 +323,15 @@ def said_in(
 
 def _trace_events(trace):
     "The events of a trace; a call that names its messages by their place is given them, and the tools"
-    found = [o for step in _list(trace.get('session_time_steps')) for o in map(_dict, _list(_dict(step).get('events')))] or [*map(_dict, _list(trace.get('event_history')))]
-    log,tools = [said_in(_dict(o)) for o in _list(trace.get('markov_blanket_message_history'))],_dict(trace.get('metadata')).get('tools')
+    found = [o for step in _list(trace.get('session_time_steps')) for o in map(_dict, _list(_dict(step).get('events')))]
+    log = [said_in(_dict(o)) for o in _list(trace.get('markov_blanket_message_history'))]
+    tools = _dict(trace.get('metadata')).get('tools')
     def whole(r):
         if not (ids := _list(r.get('input_message_ids'))) or 'raw_params' in _dict(r.get('request_params')): return r
         sent = dict(messages=[log[i] for i in ids if isinstance(i, int) and 0 <= i < len(log)], tools=tools)
         return r | dict(request_params=_dict(r.get('request_params')) | dict(raw_params=sent))
-    return [o | dict(call_records=[whole(_dict(r)) for r in _list(o.get('call_records'))]) if o.get('call_records') else o for o in found]
+    found = found or [*map(_dict, _list(trace.get('event_history')))]
+    return [o | dict(call_records=[whole(_dict(r)) for r in _list(o['call_records'])]) if o.get('call_records') else o for o in found]
 
 # %% ../nbs/06c_imports.ipynb #e8232943
 def _rollout_session(
@@ -348,9 +350,11 @@ def _rollout_session(
     times = [_time(trace.get('created_at'))]*(i == 0) + [o.get('started_at') for o in calls] + ends
     last,url = (steps or [{}])[-1],urlsplit(str(t.get('inference_url') or '')).hostname
     provider = _first(meta.get('provider'), next((o['provider'] for o in events if o.get('provider')), None), url)
-    return _session(_rollout_id(response, t, meta), _first(meta.get('env_seed'), meta.get('seed')), None, meta.get('task_split'), provider, calls, had, times, ends,
-        [o for o in rewards if o['value'] is not None], ret=_number(next(iter(_list(metrics.get('episode_returns'))[i:]), None)),
-        by=_ended_by([dict(terminated=last.get('done'), truncated=last.get('truncated'))]), aborted=bool(response.get('aborted')))
+    seed = _first(meta.get('env_seed'), meta.get('seed'))
+    ret,known = _number(next(iter(_list(metrics.get('episode_returns'))[i:]), None)),[o for o in rewards if o['value'] is not None]
+    by = _ended_by([dict(terminated=last.get('done'), truncated=last.get('truncated'))])
+    return _session(_rollout_id(response, t, meta), seed, None, meta.get('task_split'), provider, calls, had, times, ends, known, ret, by,
+        aborted=bool(response.get('aborted')))
 
 def _rollout_id(response, t, meta):
     "What tells a game from all others: its own id where it surely has one, for a trainer gives all rollouts of a batch one run_id"

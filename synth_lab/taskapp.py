@@ -578,6 +578,7 @@ class EnvRestore(Sent):
     snapshot_id:str|None = None
     snapshot:str|None = Field(None, description='base64, as /env/snapshot gives it')
 
+# %% ../nbs/13d_taskapp.ipynb #82312e5c
 @dataclass
 class Held:
     "A game that a client holds"
