@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['app', 'status', 'models', 'jobs', 'MODEL', 'Model', 'JOB', 'JobId', 'LOOK', 'PollTimeout', 'files', 'FILE', 'RUN',
-           'JUDGED', 'Config', 'AllowFailures', 'Named', 'Task', 'RULE', 'Host', 'Port', 'Trace', 'Force', 'task_app',
-           'KEYS', 'SynthLab', 'main']
+           'JUDGED', 'Config', 'AllowFailures', 'Named', 'Task', 'RULE', 'Host', 'Port', 'Trace', 'Force', 'TaskKey',
+           'task_app', 'KEYS', 'SynthLab', 'main']
 
 # %% ../nbs/17_cli.ipynb #a7d6a3c5
 import json, os, sys
@@ -14,8 +14,8 @@ from typing import Annotated
 
 import typer
 
-from synth_lab.terminal import (AsJson, Commands, EnvFiles, PLAIN, Place, WHERE, card, cell, error, given, group, in_a_line, note, opened, plays, print_json, print_markdown, read_env, reads, show,
-    trains)
+from .terminal import (PLAIN, WHERE, AsJson, Commands, EnvFiles, Place, card, cell, error, given, group, in_a_line, note, opened, plays,
+    print_json, print_markdown, read_env, reads, show, trains)
 
 # %% ../nbs/17_cli.ipynb #64a6850c
 _ABOUT = """Language-model agents in Crafter: rollouts, traces, fine-tuning, RL.
@@ -30,12 +30,14 @@ From nothing to a model that has learned, without a key or a network:
   synth-lab eval crafter --model ft:… --seeds 1000-1049
   synth-lab train --type rl --model ft:… --poll
 
-Models in the box are at the endpoint `local`; --endpoint names any other, by its name in settings.ini or by its URL. Keys come from the environment or from the file .env, which `synth-lab setup` writes.
+Models in the box are at the endpoint `local`; --endpoint names any other, by its name in settings.ini or by its URL.
+Keys come from the environment or from the file .env, which `synth-lab setup` writes.
 Exit codes: 0 all went well, 1 it did not, and the last line says why, 2 the command cannot be read, 130 Ctrl-C."""
 
 class SynthLab(Commands):
     "The commands"
-    steps = ('setup', 'eval', 'filter', 'train', 'status', 'inference', 'traces', 'judge', 'replay', 'smoke', 'deploy', 'task-app', 'serve', 'files', 'pipeline')
+    steps = ('setup', 'eval', 'filter', 'train', 'status', 'inference', 'traces', 'judge', 'replay', 'smoke', 'deploy', 'task-app', 'serve', 'files',
+        'pipeline')
 
 app = typer.Typer(cls=SynthLab, no_args_is_help=True, help=_ABOUT, **PLAIN)
 
@@ -229,7 +231,8 @@ def _inference(home, model:Annotated[str, typer.Option(help='Id of a model, as `
     typer.echo(_took(reply), err=True)
 
 # %% ../nbs/17_cli.ipynb #0d20df60
-RUN = dict(run_id='run', model='model', split='split', episodes='episodes', done='done', failed='failed', achievements='achievements', mean_return='return', cost_usd='cost $', last='last')
+RUN = dict(run_id='run', model='model', split='split', episodes='episodes', done='done', failed='failed', achievements='achievements',
+    mean_return='return', cost_usd='cost $', last='last')
 _RUNS = """SELECT run_id, model, any_value(split) AS split, count(*) AS episodes, count(*) FILTER (status = 'done') AS done,
     count(*) FILTER (status NOT IN ('done', 'truncated', 'planned', 'running')) AS failed, avg(n_achievements) FILTER (status = 'done') AS achievements,
     avg("return") FILTER (status = 'done') AS mean_return, sum(cost_usd) AS cost_usd, strftime(max(coalesce(ended_at, started_at)), '%Y-%m-%d %H:%M:%S') AS last
@@ -297,12 +300,14 @@ def _evaluated(done, as_json):
 
 @app.command('eval')
 @given(Place)
-def _eval(place, task:Annotated[str|None, typer.Argument(metavar='TASK', help='By default what the configuration says, else crafter.')]=None, config:Config=None, model:Named=None,
+def _eval(place, task:Annotated[str|None, typer.Argument(metavar='TASK', help='By default what the configuration says, else crafter.')]=None,
+    config:Config=None, model:Named=None,
     seeds:Annotated[str|None, typer.Option(help='Worlds, such as 0,1,2 or 0-49.')]=None,
     split:Annotated[str|None, typer.Option(help='What the worlds are for: train, eval, …')]=None,
     max_turns:Annotated[int|None, typer.Option(min=1, help='Turns after which an episode ends.')]=None,
     concurrency:Annotated[int|None, typer.Option(min=1, help='Episodes at once.')]=None,
-    url:Annotated[str|None, typer.Option(help='Of a task app to play at; its key is ENVIRONMENT_API_KEY.')]=None, allow_failures:AllowFailures=False, as_json:AsJson=False):
+    url:Annotated[str|None, typer.Option(help='Of a task app to play at; its key is ENVIRONMENT_API_KEY.')]=None,
+    allow_failures:AllowFailures=False, as_json:AsJson=False):
     "Let a model play, and say how good it is."
     if not config and not model: raise typer.BadParameter('give --config FILE, or --model MODEL')
     from synth_lab.configs import EvalConfig
@@ -346,7 +351,8 @@ def _training(kind, config, dataset, model, task_url):
     "The configuration of a training job"
     from synth_lab.configs import RLConfig, SFTConfig, kind_of
     kind = kind if kind not in (None, 'auto') else kind_of(config) if config else 'sft' if dataset else None
-    if kind not in ('sft', 'rl'): raise typer.BadParameter(f'{config.name} configures {kind}, and no training' if config and kind else 'give --type sft or --type rl, or --config FILE')
+    odd = f'{config.name} configures {kind}, and no training' if config and kind else 'give --type sft or --type rl, or --config FILE'
+    if kind not in ('sft', 'rl'): raise typer.BadParameter(odd)
     where = dict(dataset=dataset and str(dataset)) if kind == 'sft' else dict(task_url=task_url)
     return dict(sft=SFTConfig, rl=RLConfig)[kind].load(config, model=model or (None if config else 'student'), **where)
 
@@ -373,7 +379,8 @@ def _clone():
     here = Path.cwd()
     for o in (here, *here.parents):
         if (o/'tools/pipeline.py').is_file() and (o/'nbs/pipeline').is_dir(): return o
-    raise error(f'{here.name} is in no clone of the repository, which has the notebooks of the pipeline', 'change into one; or go step by step, as synth-lab --help shows')
+    said = f'{here.name} is in no clone of the repository, which has the notebooks of the pipeline'
+    raise error(said, 'change into one; or go step by step, as synth-lab --help shows')
 
 @app.command('pipeline')
 def _pipeline(quick:Annotated[bool, typer.Option('--quick', help='A small run, of a minute or two.')]=False,
@@ -381,7 +388,8 @@ def _pipeline(quick:Annotated[bool, typer.Option('--quick', help='A small run, o
     "All of it: rollouts, filter, fine-tuning, evaluation, RL, evaluation."
     import subprocess
     size = {k:'1' for k,v in dict(QUICK=quick, LONG=long).items() if v}
-    code = subprocess.run([sys.executable, _clone()/'tools/pipeline.py'], env={k:v for k,v in os.environ.items() if k not in ('QUICK', 'LONG')} | size).returncode
+    env = {k:v for k,v in os.environ.items() if k not in ('QUICK', 'LONG')} | size
+    code = subprocess.run([sys.executable, _clone()/'tools/pipeline.py'], env=env).returncode
     if code: raise typer.Exit(code)
 
 # %% ../nbs/17_cli.ipynb #c19d2850
@@ -398,7 +406,8 @@ def _serve(home, host:Host='127.0.0.1', port:Port=8000,
     from synth_lab.deploy import only_here
     from synth_lab.serve import create_app, serve
     if not key and not only_here(host): raise error(f'{host} can be reached by others, and there is no key', 'set SYNTH_LAB_KEY, or listen on 127.0.0.1')
-    serve(create_app(home.models_path, home.path, key), host, port, ready=lambda url: typer.echo(f'{home.path.name} at {url}: chat completions, files, jobs, models. Ctrl-C ends it.'))
+    def ready(url): typer.echo(f'{home.path.name} at {url}: chat completions, files, jobs, models. Ctrl-C ends it.')
+    serve(create_app(home.models_path, home.path, key), host, port, ready=ready)
     raise typer.Exit(130)
 
 # %% ../nbs/17_cli.ipynb #ed48ea09
@@ -409,7 +418,8 @@ def _serve_task(task, host, port, trace, force=False):
     "Serve a task app until Ctrl-C"
     from synth_lab.deploy import serve_task
     from synth_lab.serve import port_holder
-    if force and port and (holder := port_holder(port)): raise error(f'{holder} has port {port}, and --force ends nobody', 'end it yourself, or choose another --port')
+    if force and port and (holder := port_holder(port)):
+        raise error(f'{holder} has port {port}, and --force ends nobody', 'end it yourself, or choose another --port')
     serve_task(task, host, port, trace, lambda said: typer.echo(f'{said}. Ctrl-C ends it.'))
     raise typer.Exit(130)
 
@@ -439,6 +449,7 @@ def _deploy(task:Task, runtime:Annotated[str, typer.Option(help='uvicorn, also c
     typer.echo(f'Dry run: {find_task(task).id} at http://{host}:{port}')
 
 # %% ../nbs/17_cli.ipynb #a544a7af
+TaskKey = Annotated[str|None, typer.Option('--api-key', help="The task app's; by default ENVIRONMENT_API_KEY.")]
 task_app = group(app, 'task-app', 'Task apps: list, serve, validate.', 'list')
 
 @task_app.command('list')
@@ -454,9 +465,10 @@ def _task_serve(task:Task='crafter', host:Host='127.0.0.1', port:Port=8001, trac
     _serve_task(task, host, port, trace, force)
 
 @task_app.command('validate')
-def _task_validate(task:Task='crafter', url:Annotated[str|None, typer.Option(help='Of a task app that runs; by default the task is looked at in this process.')]=None,
-    api_key:Annotated[str|None, typer.Option(help='The task app\'s; by default ENVIRONMENT_API_KEY.')]=None, seed:Annotated[int, typer.Option(min=0, help='First of the worlds that are looked at.')]=0,
-    model:Annotated[str|None, typer.Option(help='Id of a model that plays there, for the checks of rollouts.')]=None, as_json:AsJson=False, env_file:EnvFiles=[]):
+def _task_validate(task:Task='crafter', url:Annotated[str|None, typer.Option(help='Of a task app that runs; by default the task is looked at here.')]=None,
+    api_key:TaskKey=None, seed:Annotated[int, typer.Option(min=0, help='First of the worlds that are looked at.')]=0,
+    model:Annotated[str|None, typer.Option(help='Id of a model that plays there, for the checks of rollouts.')]=None,
+    as_json:AsJson=False, env_file:EnvFiles=[]):
     "Check what a trainer relies on."
     from synth_lab.taskclient import TaskAppClient, validate
     client = TaskAppClient(url, api_key) if url else TaskAppClient(key=api_key, app=_in_process(task))
@@ -476,19 +488,26 @@ def _asks(what):
 
 @app.command('smoke')
 def _smoke(config:Config=None, url:Annotated[str|None, typer.Option(help='Of a task app that runs; by default one is started.')]=None,
-    api_key:Annotated[str|None, typer.Option(help="The task app's; by default ENVIRONMENT_API_KEY.")]=None,
-    env_name:Annotated[str|None, typer.Option()]=None, policy_name:Annotated[str|None, typer.Option()]=None, model:Annotated[str|None, typer.Option(help='Id of the model.')]=None,
+    api_key:TaskKey=None, env_name:Annotated[str|None, typer.Option(help='Of the task; by default what the task app says.')]=None,
+    policy_name:Annotated[str|None, typer.Option(help='What the agent is called.')]=None, model:Annotated[str|None, typer.Option(help='Id of the model.')]=None,
     policy:Annotated[str|None, typer.Option(help='mock, gpt-5-nano, openai, groq or local.')]=None,
-    mock_backend:Annotated[str|None, typer.Option(help='Who answers: synthetic, or an endpoint.')]=None, mock_port:Annotated[int|None, typer.Option(min=0, max=65535)]=None,
-    use_mock:Annotated[bool|None, typer.Option('--use-mock/--no-mock')]=None, inference_url:Annotated[str|None, typer.Option(help='Without the mock: where the model is.')]=None,
-    max_steps:Annotated[int|None, typer.Option(min=1, help='Turns.')]=None, return_trace:Annotated[bool|None, typer.Option('--return-trace')]=None,
-    rollouts:Annotated[int|None, typer.Option(min=1)]=None, group_size:Annotated[int|None, typer.Option(min=1, help='Rollouts of a world.')]=None,
-    batch_size:Annotated[int|None, typer.Option(min=1)]=None, parallel:Annotated[int, typer.Option(min=0, help='Rollouts at once.')]=0,
+    mock_backend:Annotated[str|None, typer.Option(help='Who answers: synthetic, or an endpoint.')]=None,
+    mock_port:Annotated[int|None, typer.Option(min=0, max=65535, help='0 takes one that is free.')]=None,
+    use_mock:Annotated[bool|None, typer.Option('--use-mock/--no-mock', help='Whether the mock stands between.')]=None,
+    inference_url:Annotated[str|None, typer.Option(help='Without the mock: where the model is.')]=None,
+    max_steps:Annotated[int|None, typer.Option(min=1, help='Turns.')]=None,
+    return_trace:Annotated[bool|None, typer.Option('--return-trace', help='Have the trace sent along, and check it.')]=None,
+    rollouts:Annotated[int|None, typer.Option(min=1, help='How many.')]=None,
+    group_size:Annotated[int|None, typer.Option(min=1, help='Rollouts of a world.')]=None,
+    batch_size:Annotated[int|None, typer.Option(min=1, help='Of a training step that is played.')]=None,
+    parallel:Annotated[int, typer.Option(min=0, help='Rollouts at once.')]=0,
     interactive:Annotated[bool, typer.Option('--interactive', help='Wait for Enter before each action.')]=False,
-    replay:Annotated[str|None, typer.Option(metavar='EPISODE', help='Play what an episode played.')]=None, lab:WHERE['lab']=None, env_file:EnvFiles=[]):
+    replay:Annotated[str|None, typer.Option(metavar='EPISODE', help='Play what an episode of the lab played.')]=None,
+    lab:WHERE['lab']=None, env_file:EnvFiles=[]):
     "Play a few turns at a task app, and check all that comes back."
     given = dict(task_url=url, api_key=api_key, env_name=env_name, policy_name=policy_name, model=model, policy=policy, mock_backend=mock_backend,
-        mock_port=mock_port, use_mock=use_mock, inference_url=inference_url, max_steps=max_steps, return_trace=return_trace, rollouts=rollouts, group_size=group_size, batch_size=batch_size)
+        mock_port=mock_port, use_mock=use_mock, inference_url=inference_url, max_steps=max_steps, return_trace=return_trace, rollouts=rollouts,
+        group_size=group_size, batch_size=batch_size)
     raise typer.Exit(_smoked(config, given, parallel, interactive and _asks or None, replay, lab))
 
 def _smoked(config, given, parallel, interactive, replay, lab):
@@ -497,7 +516,8 @@ def _smoked(config, given, parallel, interactive, replay, lab):
     from synth_lab.core import LabError
     from synth_lab.smoke import smoke
     try:
-        return smoke(SmokeConfig.load(config, **given), say=typer.echo, interactive=interactive, parallel=parallel, replay=replay, lab=opened(lab, 'local') if replay or lab else None).exit_code
+        home = opened(lab, 'local') if replay or lab else None
+        return smoke(SmokeConfig.load(config, **given), say=typer.echo, interactive=interactive, parallel=parallel, replay=replay, lab=home).exit_code
     except LabError as e:
         typer.echo(f'Error: {in_a_line(e)}', err=True)
         return 2

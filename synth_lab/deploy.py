@@ -50,7 +50,8 @@ def serve_task(
     "Serve a task app until the process is interrupted"
     found = find_task(task)
     check_key(host)
-    def ready(url): say(f'{found.id} at {url.removesuffix("/v1")}' + (f', rollouts are kept in {trace}' if trace else '') + ('' if os.environ.get(KEY) else f', open: {KEY} is not set'))
+    kept,free = f', rollouts are kept in {trace}' if trace else '','' if os.environ.get(KEY) else f', open: {KEY} is not set'
+    def ready(url): say(f'{found.id} at {url.removesuffix("/v1")}{kept}{free}')
     serve('synth_lab.taskapp:create_task_app', host, port, dict(task=task, lab=trace and str(trace)), ready)
 
 # %% ../nbs/16a_deploy.ipynb #a1c23f6f
@@ -95,6 +96,7 @@ def fastapi_app():
     return create_task_app({there!r}, lab='/traces')
 '''
 
+# %% ../nbs/16a_deploy.ipynb #22708c6d
 def modal_app_file(
     task:str='crafter',  # its name, or where it is: `module:Name`, `file.py:Name`
     name:str=None,       # of the app on Modal, and in its URL; by default the task's id
@@ -104,7 +106,8 @@ def modal_app_file(
 )->str: # Python; raises `LabError` for an unknown task or a missing key
     "A file that Modal can run"
     name,(brings,there) = name or find_task(task).id,_task_there(task)
-    if not re.fullmatch('[A-Za-z0-9][A-Za-z0-9._-]{0,63}', name): raise DeployError(f'an app on Modal cannot be called {name!r}', 'use letters, digits and dashes')
+    if not re.fullmatch('[A-Za-z0-9][A-Za-z0-9._-]{0,63}', name):
+        raise DeployError(f'an app on Modal cannot be called {name!r}', 'use letters, digits and dashes')
     return _APP.format(task=task, name=name, mode=mode, file=app_file(name), python='{}.{}'.format(*sys.version_info), needs=_needs(), brings=brings,
         secrets=_secret(env_files, environ), volume=f'{name}-traces', there=there)
 
@@ -121,7 +124,8 @@ def write_app(
 )->Path: # raises `DeployError` when another file is there
     "Write an app's file; one that was made here before is replaced"
     mark = text.partition('.')[0]
-    if path.exists() and not path.read_text().startswith(mark): raise DeployError(f'{path} is there already, and was not made here', 'move it away, or give another --name')
+    if path.exists() and not path.read_text().startswith(mark):
+        raise DeployError(f'{path} is there already, and was not made here', 'move it away, or give another --name')
     path.write_text(text)
     return path
 

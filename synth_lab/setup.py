@@ -99,7 +99,7 @@ def _task_app_check(key, made, url):
     if url is None: return KeyCheck(TASK_APP, 'task app', 'made' if made else 'set', 'give --url to try it at a task app')
     from synth_lab.taskclient import TaskAppClient
     try: TaskAppClient(url, key).info()
-    except LabError as e: return KeyCheck(TASK_APP, url, 'refused' if '401' in e.message or TASK_APP in (e.fix or '') else 'no answer', e.message)
+    except ClientError as e: return KeyCheck(TASK_APP, url, *_how(e))
     return KeyCheck(TASK_APP, url, 'accepted', 'answers')
 
 def setup(

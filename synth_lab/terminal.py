@@ -70,13 +70,15 @@ def note(
     "Say on stderr what was made of what was asked"
     for o in dict.fromkeys(filter(None, sentences)): typer.echo(f'Note: {o}.', err=True)
 
-EnvFiles = Annotated[list[Path], typer.Option('--env-file', callback=read_env, is_eager=True, metavar='FILE', help='Variables to read, where they are not set; by default the nearest .env. May be repeated.')]
+EnvFiles = Annotated[list[Path], typer.Option('--env-file', callback=read_env, is_eager=True, metavar='FILE',
+    help='Variables to read, where they are not set; by default the nearest .env. May be repeated.')]
 AsJson = Annotated[bool, typer.Option('--json', help='Print JSON, for programs.')]
 WHERE = dict(
     lab=Annotated[Path|None, typer.Option('--lab', help='Folder of traces and models; by default that of settings.ini.')],
     endpoint=Annotated[str|None, typer.Option('--endpoint', metavar='NAME|URL', help='Where models are served: local, synth, openai, groq, vllm, or a URL.')],
     api_key=Annotated[str|None, typer.Option('--api-key', help="By default from the endpoint's variable.")],
-    trace_db=Annotated[str|None, typer.Option('--trace-db', metavar='FOLDER', help='Folder of the traces, where it is not that of the lab; by default CRAFTER_TRACE_DB. A v3 database is brought in.')])
+    trace_db=Annotated[str|None, typer.Option('--trace-db', metavar='FOLDER',
+        help='Folder of the traces, where it is not that of the lab; by default CRAFTER_TRACE_DB. A v3 database is brought in.')])
 
 # %% ../nbs/16c_terminal.ipynb #b8daae5e
 def opened(lab, endpoint=None, api_key=None):
@@ -122,7 +124,8 @@ def given(
         def run(env_file, **asked):
             first = [opens(*(asked.pop(k) for k in names))] if opens else []
             return f(*first, **asked)
-        run.__signature__ = Signature([o.replace(kind=o.KEYWORD_ONLY) for o in own] + [Parameter(k, Parameter.KEYWORD_ONLY, default=d, annotation=a) for k,(a,d) in more.items()])
+        added = [Parameter(k, Parameter.KEYWORD_ONLY, default=d, annotation=a) for k,(a,d) in more.items()]
+        run.__signature__ = Signature([o.replace(kind=o.KEYWORD_ONLY) for o in own] + added)
         run.__annotations__ = {k:o.annotation for k,o in run.__signature__.parameters.items()}
         return run
     return decorate
