@@ -118,7 +118,8 @@ _FLAT = ('temperature', 'top_p', 'max_tokens', 'reasoning_effort', 'system_hint'
 def _one(what, found):
     "The value that places agree on: name of the place → value"
     values = list(found.values())
-    if any(o != values[0] for o in values): raise ConfigError(f'{what} is said twice: {", ".join(f"{k} = {v!r}" for k,v in found.items())}', 'leave one of them out', what)
+    if any(o != values[0] for o in values):
+        raise ConfigError(f'{what} is said twice: {", ".join(f"{k} = {v!r}" for k,v in found.items())}', 'leave one of them out', what)
     return values[0]
 
 @patch(cls_method=True)
@@ -163,7 +164,8 @@ def _check_env(e):
     "Raise a `ConfigError` for what Crafter does not have"
     known = [k for k in EnvConfig.model_fields if k not in ('seed', 'index')]
     for k in e.model_extra or (): raise ConfigError(f'[eval.env_config] has no key `{k}`', did_you_mean(k, known), f'env_config.{k}')
-    if e.difficulty not in (None, *DIFFICULTIES): raise ConfigError(f'[eval.env_config] there is no difficulty {e.difficulty!r}', did_you_mean(e.difficulty, DIFFICULTIES), 'env_config.difficulty')
+    if e.difficulty not in (None, *DIFFICULTIES):
+        raise ConfigError(f'[eval.env_config] there is no difficulty {e.difficulty!r}', did_you_mean(e.difficulty, DIFFICULTIES), 'env_config.difficulty')
 
 @patch(as_prop=True)
 def is_crafter(self:EvalConfig)->bool:
@@ -175,7 +177,8 @@ def _check(self:EvalConfig):
     if self.is_crafter: _check_env(self.env_config)
     check_rewards([self.env_config.step_rewards, self.policy_config.step_rewards])
     if self.ops is not None: check_ops(self.ops)
-    if self.judge and self.judges: raise ConfigError('there are both [eval.judge] and [[eval.judges]]', 'write all into [[eval.judges]], each with a name', 'judge')
+    if self.judge and self.judges:
+        raise ConfigError('there are both [eval.judge] and [[eval.judges]]', 'write all into [[eval.judges]], each with a name', 'judge')
     self.agent
 
 @patch(as_prop=True)
@@ -188,8 +191,9 @@ def step_rewards(self:EvalConfig)->StepRewards|None:
 @patch
 def _limits(self:EvalConfig):
     "Every key that says how many turns an episode has"
+    p,e = self.policy_config,self.env_config.env_params
     said = dict(max_turns=self.max_turns, max_llm_calls=self.max_llm_calls, ops=self.ops and check_ops(self.ops))
-    said |= {'policy_config.max_llm_calls':self.policy_config.max_llm_calls, 'env_params.max_steps_per_episode':self.env_config.env_params.max_steps_per_episode}
+    said |= {'policy_config.max_llm_calls':p.max_llm_calls, 'env_params.max_steps_per_episode':e.max_steps_per_episode}
     return {k:v for k,v in said.items() if v is not None}
 
 TURNS,MOST_ACTIONS = 10,8 # turns of an episode where nothing says how many; actions that a turn may have
@@ -221,13 +225,17 @@ def _at(url, name):
     try: return re.sub('(/openai)?(/v1)?(/chat/completions)?/?$', '', url) == re.sub('(/openai)?(/v1)?$', '', endpoint(name).url)
     except ClientError: return False
 
+_PUT_URL = ('`task_app_url`: a placeholder, so the game is played here; to play at a task app, put the URL there that `synth-lab deploy` prints, '
+    'or give --url')
+
 @patch
 def _more_notes(self:EvalConfig):
     limits,p,notes = self._limits(),self.policy_config,[]
     if len({*limits.values()}) > 1: notes.append(f'{", ".join(f"`{k}` = {v}" for k,v in limits.items())}: an episode ends after {self.turns} turns, the lowest')
-    if placeholder(self.task_app_url): notes.append('`task_app_url`: a placeholder, so the game is played here; to play at a task app, put the URL there that `synth-lab deploy` prints, or give --url')
+    if placeholder(self.task_app_url): notes.append(_PUT_URL)
     if p.provider and p.inference_url and not _at(p.inference_url, p.provider):
-        notes.append(f'`inference_url`: not where the endpoint `{p.provider}` is, whose key goes nowhere else; to ask there, set {p.provider.upper()}_BASE_URL to it, or give --endpoint')
+        notes.append(f'`inference_url`: not where the endpoint `{p.provider}` is, whose key goes nowhere else; to ask there, '
+            f'set {p.provider.upper()}_BASE_URL to it, or give --endpoint')
     return notes
 
 # %% ../nbs/15a_configs.ipynb #22f147be
@@ -243,7 +251,8 @@ def agent(self:EvalConfig)->dict: # fields of `synth_lab.agent.Agent`, beside th
 @patch(as_prop=True)
 def how(self:EvalConfig)->dict: # keywords of `lab.rollout`, beside the model and the seeds
     "How the game is played here"
-    return dict(max_turns=self.turns, length=self.length, difficulty=self.env_config.difficulty or 'normal', concurrency=self.concurrency, split=self.split) | self.agent
+    world = dict(max_turns=self.turns, length=self.length, difficulty=self.env_config.difficulty or 'normal')
+    return world | dict(concurrency=self.concurrency, split=self.split) | self.agent
 
 @patch(as_prop=True)
 def wire(self:EvalConfig)->dict: # `policy` and `env` of a request to a task app
@@ -299,8 +308,10 @@ def _check(self:FilterConfig):
     known = {*FilterConfig.model_fields, *Filter.model_fields} - {'task_ids'}
     for k,v in (self.model_extra or {}).items():
         if k not in known: raise ConfigError(f'[filter] has no key `{k}`', did_you_mean(k, sorted(known)), k)
-        if k.startswith(('min_', 'max_')) and not _is_number(v) or isinstance(v, bool) and k != 'dedupe': raise ConfigError(f'[filter] {k} = {v!r}: not a number', f'give `{k}` another value', k)
-    if self.shuffle_seed is not None and not self.shuffle: raise ConfigError('shuffle_seed is of a shuffle that is off', 'set shuffle = true, or leave shuffle_seed out', 'shuffle_seed')
+        if k.startswith(('min_', 'max_')) and not _is_number(v) or isinstance(v, bool) and k != 'dedupe':
+            raise ConfigError(f'[filter] {k} = {v!r}: not a number', f'give `{k}` another value', k)
+    if self.shuffle_seed is not None and not self.shuffle:
+        raise ConfigError('shuffle_seed is of a shuffle that is off', 'set shuffle = true, or leave shuffle_seed out', 'shuffle_seed')
     try: Filter(**self.rules)
     except FilterError as e: raise ConfigError(f'[filter] {e.message}', e.fix) from None
 
@@ -631,7 +642,12 @@ _SFT_SIZES = ('batch_size', 'global_batch', 'per_device_batch', 'gradient_accumu
 def _sizes(note, model, table, names, place):
     "A sentence on numbers that are for a model which is not there"
     said = [f'{place}{k}' for k in names if getattr(table, k) is not None]
-    return [f'{", ".join(f"`{o}`" for o in said)}: sized for {model}; the student keeps its own, and a file that names a model of the box sets them'] if note and said else []
+    if not (note and said): return []
+    return [f'{", ".join(f"`{o}`" for o in said)}: sized for {model}; the student keeps its own, and a file that names a model of the box sets them']
+
+def _about(config, label):
+    "What a job of the box is called, and what it keeps"
+    return dict(suffix=_label(label), metadata=dict(tags=config.tags) if config.tags else None)
 
 @patch
 def _held_back(self:SFTConfig):
@@ -640,7 +656,8 @@ def _held_back(self:SFTConfig):
     if v is None: return {}
     if not v.enabled: return dict(val_split=0)
     if v.metric_for_best_model != 'val.loss' or v.greater_is_better:
-        raise ConfigError(f'the box chooses the best epoch by val.loss, the lower the better, not by {v.metric_for_best_model}', 'leave metric_for_best_model and greater_is_better out', 'training.validation')
+        raise ConfigError(f'the box chooses the best epoch by val.loss, the lower the better, not by {v.metric_for_best_model}',
+            'leave metric_for_best_model and greater_is_better out', 'training.validation')
     return dict(patience=self.hyperparameters.n_epochs or 30) if v.save_best_model_at_end else {}
 
 @patch
@@ -652,7 +669,7 @@ def asked(self:SFTConfig,
     sized = {} if note else dict(batch_size=h.batch, learning_rate=h.learning_rate)
     made = {k:v for k,v in dict(n_epochs=h.n_epochs, **sized).items() if v is not None}
     notes = self.notes + [o for o in [note] if o] + _sizes(note, self.model, h, _SFT_SIZES, 'hyperparameters.')
-    return dict(kind='sft', model=start, suffix=_label(self.policy.label), metadata=dict(tags=self.tags) if self.tags else None, **made, **self._held_back()),notes
+    return dict(kind='sft', model=start, **_about(self, self.policy.label), **made, **self._held_back()),notes
 
 @patch
 def payload(self:SFTConfig,
@@ -662,7 +679,7 @@ def payload(self:SFTConfig,
     "What a learning API elsewhere is sent"
     check_model(self.model)
     h,v = _dump(self.hyperparameters),self.training.validation
-    if v: h |= dict(evaluation_strategy=v.evaluation_strategy or 'steps', eval_steps=v.eval_steps or 0, **v.model_dump(include={'save_best_model_at_end', 'metric_for_best_model', 'greater_is_better'}))
+    if v: h |= v.model_dump(exclude={'enabled'}) | dict(evaluation_strategy=v.evaluation_strategy or 'steps', eval_steps=v.eval_steps or 0)
     training = {k:o for k,o in _dump(self.training).items() if k in ('mode', 'use_qlora')} | (dict(validation=dict(enabled=v.enabled)) if v else {})
     if lora := _dump(self.training.lora or self.lora): training['lora'] = lora
     data = dict(topology=self.data.topology or {}) | (dict(validation_files=[validation_file]) if validation_file else {})
@@ -856,9 +873,13 @@ def turn_pay(self:RLConfig)->dict|None: # keywords of `synth_lab.rl.step_rewards
     for place,table in places.items():
         for k,v in _rewards(table).items(): found.setdefault(k, {})[f'{place} {k}'] = v
     said = {k:_one(k, v) for k,v in found.items()}
-    if 'enabled' not in said and {*said} - {'kind', 'step_beta'}: raise ConfigError(f'{next(iter(said))} says how turns are paid, and nothing says whether they are', 'set step_rewards_enabled = true, or false', 'training')
+    if 'enabled' not in said and {*said} - {'kind', 'step_beta'}:
+        raise ConfigError(f'{next(iter(said))} says how turns are paid, and nothing says whether they are',
+            'set step_rewards_enabled = true, or false', 'training')
     on = said.pop('enabled', False) and said.pop('mode', 'decision_stepwise') == 'decision_stepwise'
-    if not on and said.get('kind') == 'absolute': raise ConfigError('event_rewards_kind = "absolute" counts for the pay of turns, which is off', 'set step_rewards_enabled = true', 'training.event_rewards_kind')
+    if not on and said.get('kind') == 'absolute':
+        raise ConfigError('event_rewards_kind = "absolute" counts for the pay of turns, which is off',
+            'set step_rewards_enabled = true', 'training.event_rewards_kind')
     check_rewards([StepRewards(**{k:said[k] for k in ('weights', 'k_limits') if k in said})])
     return {dict(kind='mode').get(k, k):v for k,v in said.items() if k != 'step_beta'} if on else None
 
@@ -866,7 +887,8 @@ def turn_pay(self:RLConfig)->dict|None: # keywords of `synth_lab.rl.step_rewards
 def _limits(self:RLConfig):
     "Every key that says how many turns an episode has"
     r,t = self.rollout,self.training
-    said = {'rollout.max_turns':r.max_turns, 'training.max_turns':t.max_turns, 'rollout.ops':r.ops and check_ops(r.ops), 'max_steps_per_episode':r.env_config.env_params.max_steps_per_episode}
+    said = {'rollout.max_turns':r.max_turns, 'training.max_turns':t.max_turns, 'rollout.ops':r.ops and check_ops(r.ops)}
+    said |= dict(max_steps_per_episode=r.env_config.env_params.max_steps_per_episode)
     return {k:v for k,v in said.items() if v is not None}
 
 @patch
@@ -875,20 +897,26 @@ def _check(self:RLConfig):
     for t,keys in dict(model=('source', 'base'), policy=('source', 'model_name')).items():
         if all(getattr(getattr(self, t), k) for k in keys): raise ConfigError(f'[{t}] has both {keys[0]} and {keys[1]}', 'leave one of them out', t)
     if self.start is None: raise ConfigError('there is no model to start from', 'write model_name or source into [policy], or give --model', 'policy')
-    if e.instances and len(e.seeds or ()) < e.instances: raise ConfigError(f'[evaluation] asks for {e.instances} instances of {len(e.seeds or ())} seeds', 'name as many seeds', 'evaluation.seeds')
+    if e.instances and len(e.seeds or ()) < e.instances:
+        raise ConfigError(f'[evaluation] asks for {e.instances} instances of {len(e.seeds or ())} seeds', 'name as many seeds', 'evaluation.seeds')
     if r.rubric_rewards_only and r.task_app_origin_rewards_only:
         raise ConfigError('rubric_rewards_only and task_app_origin_rewards_only leave no reward', 'leave one of them out', 'rollout.rubric_rewards_only')
-    if r.task_app_origin_rewards_only and (self.blend['event'] or self.blend['outcome']): raise ConfigError(f'task_app_origin_rewards_only, but the blend is {self.blend}', 'leave one of them out', 'rollout')
+    if r.task_app_origin_rewards_only and (self.blend['event'] or self.blend['outcome']):
+        raise ConfigError(f'task_app_origin_rewards_only, but the blend is {self.blend}', 'leave one of them out', 'rollout')
     _same('lora', **{'[lora]':self.lora, '[training.lora]':self.training.lora})
-    _same('the topology', **{'[topology]':self.topology and _dump(self.topology).get('type'), '[compute.topology]':self.compute and self.compute.topology and _dump(self.compute.topology).get('type')})
+    _same('the topology', **{'[topology] type':self.topology and self.topology.type,
+        '[compute.topology] type':self.compute and self.compute.topology and self.compute.topology.type})
     self.turn_pay, self._limits()
 
 # %% ../nbs/15a_configs.ipynb #f50d48ac
 @patch
 def _more_notes(self:RLConfig):
     limits,notes = self._limits(),[]
-    if limits: notes.append(f'{", ".join(f"`{k}` = {v}" for k,v in limits.items())}: an episode has {MOST_ACTIONS*min(limits.values())} steps, {MOST_ACTIONS} for each turn')
-    if self.evaluation.every_n_iters: notes.append('`evaluation`: its worlds are kept out of training; the checkpoints, and the model, are played on them by `synth-lab eval`')
+    if limits:
+        said = ', '.join(f'`{k}` = {v}' for k,v in limits.items())
+        notes.append(f'{said}: an episode has {MOST_ACTIONS*min(limits.values())} steps, {MOST_ACTIONS} for each turn')
+    if self.evaluation.every_n_iters:
+        notes.append('`evaluation`: its worlds are kept out of training; the checkpoints, and the model, are played on them by `synth-lab eval`')
     return notes
 
 @patch
@@ -898,7 +926,8 @@ def _unjudged(self:RLConfig):
     fix = 'in Python, lab.rl(start, sampler=lab.served(judge), recipe=Recipe(blend=…)) asks one; or set enabled = false'
     if judged: raise ConfigError('a training job of the box asks no judges', fix, 'judge')
     d = self.rollout.env_config.difficulty
-    if d not in (None, 'normal'): raise ConfigError(f'the box learns in worlds of difficulty normal, not {d}', 'leave difficulty out', 'rollout.env_config.difficulty')
+    if d not in (None, 'normal'):
+        raise ConfigError(f'the box learns in worlds of difficulty normal, not {d}', 'leave difficulty out', 'rollout.env_config.difficulty')
 
 @patch
 def asked(self:RLConfig,
@@ -907,18 +936,20 @@ def asked(self:RLConfig,
     "What the box is asked to do"
     self._unjudged()
     t,r,e,(start,note),limits = self.training,self.rollout,self.evaluation,stand_in(self.start, lab, 'rl'),self._limits()
-    held = {*(e.seeds or ())}
-    kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety or 'ppo'], iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, checkpoint_every=e.every_n_iters,
-        worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step, length=MOST_ACTIONS*min(limits.values()) if limits else None,
-        seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None, **(dict(reward='turn', step_rewards=pay) if (pay := self.turn_pay) is not None else {}),
-        **({} if note else dict(batch_size=t.batch_size, learning_rate=t.learning_rate)))
+    held,pay = {*(e.seeds or ())},self.turn_pay
+    kw = dict(group_size=t.group_size, advantage=_CREDIT[self.algorithm.variety or 'ppo'], checkpoint_every=e.every_n_iters,
+        iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step,
+        length=MOST_ACTIONS*min(limits.values()) if limits else None, seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None)
+    if pay is not None: kw |= dict(reward='turn', step_rewards=pay)
+    if not note: kw |= dict(batch_size=t.batch_size, learning_rate=t.learning_rate)
     label = _same('the label', model=self.model.label, policy=self.policy.label)
     notes = self.notes + [o for o in [note] if o] + _sizes(note, self.start, t, ('batch_size', 'learning_rate'), 'training.')
-    return dict(kind='rl', model=start, suffix=_label(label), metadata=dict(tags=self.tags) if self.tags else None) | {k:v for k,v in kw.items() if v is not None},notes
+    return dict(kind='rl', model=start, **_about(self, label)) | {k:v for k,v in kw.items() if v is not None},notes
 
 # %% ../nbs/15a_configs.ipynb #c441949a
-_WANTED = ('compute', 'rollout.env_name', 'rollout.policy_name', 'rollout.max_turns', 'rollout.episodes_per_batch', 'rollout.max_concurrent_rollouts', 'training.num_epochs',
-    'training.iterations_per_epoch', 'training.max_turns', 'training.batch_size', 'training.group_size', 'training.learning_rate', 'evaluation.instances', 'evaluation.every_n_iters', 'evaluation.seeds')
+_WANTED = ('compute', *(f'rollout.{o}' for o in ('env_name', 'policy_name', 'max_turns', 'episodes_per_batch', 'max_concurrent_rollouts')),
+    *(f'training.{o}' for o in ('num_epochs', 'iterations_per_epoch', 'max_turns', 'batch_size', 'group_size', 'learning_rate')),
+    *(f'evaluation.{o}' for o in ('instances', 'every_n_iters', 'seeds')))
 
 def _has(table, name):
     "Whether nested dicts have what a dotted name says"
@@ -933,14 +964,16 @@ def payload(self:RLConfig,
     check_model(self.start)
     url,config = self.services.task_url,_dump(self) | dict(reference=dict(placement='none') | (self.reference or {}))
     if not url or placeholder(url):
-        raise ConfigError(f'task_url is {"missing" if not url else "a placeholder"}', 'put the URL there that `synth-lab deploy --runtime modal` prints, or give --task-url', 'services.task_url')
-    if self.algorithm.variety not in (None, 'gspo'): raise ConfigError(f'the learning API knows gspo, not {self.algorithm.variety}', 'write variety = "gspo"', 'algorithm.variety')
+        raise ConfigError(f'task_url is {"missing" if not url else "a placeholder"}',
+            'put the URL there that `synth-lab deploy --runtime modal` prints, or give --task-url', 'services.task_url')
+    if self.algorithm.variety not in (None, 'gspo'):
+        raise ConfigError(f'the learning API knows gspo, not {self.algorithm.variety}', 'write variety = "gspo"', 'algorithm.variety')
     lacks = [o for o in _WANTED if not _has(config, o)] + ([] if 'topology' in config or 'topology' in config.get('compute', {}) else ['compute.topology'])
     if lacks: raise ConfigError(f'the learning API wants {", ".join(lacks)}, too', 'write what is missing', lacks[0])
     config = {k:v for k,v in config.items() if k not in ('smoke', 'type')} | dict(algorithm=self.algorithm.model_dump() | dict(variety='gspo'))
     tuned = self.model.source or self.policy.source
-    return dict(job_type='rl', compute=config['compute'], data=dict(endpoint_base_url=url.rstrip('/'), config=config, **{'model' if tuned else 'base_model':self.start}),
-        tags=self.tags, **(dict(metadata=dict(backend_base_url=backend)) if backend else {}))
+    data = {'endpoint_base_url':url.rstrip('/'), 'config':config, 'model' if tuned else 'base_model':self.start}
+    return dict(job_type='rl', compute=config['compute'], data=data, tags=self.tags, **(dict(metadata=dict(backend_base_url=backend)) if backend else {}))
 
 @patch
 def evaluation_of(self:RLConfig,
@@ -954,7 +987,7 @@ def evaluation_of(self:RLConfig,
 # %% ../nbs/15a_configs.ipynb #1f4d94d5
 _KINDS = (('rl', lambda o: o.get('type') == 'rl' or (o.get('algorithm') or {}).get('type') == 'online' or 'rollout' in o),
     ('sft', lambda o: o.get('type') == 'sft' or (o.get('algorithm') or {}).get('type') == 'offline' or 'job' in o),
-    ('eval', lambda o: 'eval' in o), ('filter', lambda o: 'filter' in o), ('smoke', lambda o: 'smoke' in o), ('eval', lambda o: isinstance(o.get('model'), str)))
+    *((k, lambda o, k=k: k in o) for k in ('eval', 'filter', 'smoke')), ('eval', lambda o: isinstance(o.get('model'), str)))
 
 def kind_of(
     path # a TOML file
@@ -986,7 +1019,9 @@ async def _launch_there(config, api, key):
     if isinstance(config, RLConfig):
         body = config.payload(api.endpoint.url)
         seen = await api.api('POST', '/rl/verify_task_app', json=dict(endpoint_base_url=body['data']['endpoint_base_url']))
-        if not seen.get('any_ok'): raise ConfigError(f'the learning API cannot use the task app at {body["data"]["endpoint_base_url"]}', 'see that it is reachable from there, and that ENVIRONMENT_API_KEY is the one that it was deployed with')
+        if not seen.get('any_ok'):
+            raise ConfigError(f'the learning API cannot use the task app at {body["data"]["endpoint_base_url"]}',
+                'see that it is reachable from there, and that ENVIRONMENT_API_KEY is the one that it was deployed with')
         return await api.api('POST', '/rl/jobs', key, json=body)
     files = AsyncFiles(api)
     train,val = await files.upload(config.dataset),await files.upload(config.validation, 'validation') if config.validation else None

@@ -73,13 +73,14 @@ async def _here(lab, config, model, seeds, on_row):
     if config.step_rewards: _pay_turns(lab, run.run_id, config.step_rewards)
     return _Played([run.run_id], notes=[f'stopped: {run.stopped}'] if run.stopped else [])
 
-_TURNS = """SELECT episode_id, turn, list_distinct(flatten(list(s.unlocked) FILTER (s.unlocked IS NOT NULL))) AS unlocked FROM calls c LEFT JOIN steps s USING (run_id, episode_id, turn)
-    JOIN episodes e USING (run_id, episode_id) WHERE run_id = ? AND e.status IN ('done', 'truncated') AND c.verdict IS NOT NULL GROUP BY ALL ORDER BY ALL"""
+_TURNS = """SELECT episode_id, turn, list_distinct(flatten(list(s.unlocked) FILTER (s.unlocked IS NOT NULL))) AS unlocked
+    FROM calls c LEFT JOIN steps s USING (run_id, episode_id, turn) JOIN episodes e USING (run_id, episode_id)
+    WHERE run_id = ? AND e.status IN ('done', 'truncated') AND c.verdict IS NOT NULL GROUP BY ALL ORDER BY ALL"""
 
 def _pay_turns(lab, run_id, rewards):
     "Add the second reward of each turn, as a task app gives it"
-    turns = lab.store.rows(_TURNS, run_id)
-    paid = [dict(episode_id=o['episode_id'], turn=o['turn'], value=stepwise(rewards, SimpleNamespace(turn=o['turn'], unlocked=list(o['unlocked'] or ())))['reward']) for o in turns]
+    pay = lambda o: stepwise(rewards, SimpleNamespace(turn=o['turn'], unlocked=list(o['unlocked'] or ())))['reward']
+    paid = [dict(episode_id=o['episode_id'], turn=o['turn'], value=pay(o)) for o in lab.store.rows(_TURNS, run_id)]
     if paid: lab.score(pd.DataFrame(paid), name='stepwise', source='environment')
 
 # %% ../nbs/15b_evaluate.ipynb #45b12867
@@ -95,7 +96,8 @@ def _request(lab, config, model, seed):
     "Keywords of `AsyncTaskAppClient.rollout`"
     env = dict(config=config.wire['env'] | dict(index=seed)) | (dict(env_name=config.env_name) if config.env_name else {})
     policy = dict(policy_name=config.policy_name or 'react', config=_policy(lab, config, model))
-    return dict(policy=policy, env=env, turns=config.turns, ops=config.ops, on_done='terminate', trace_format=None if config.return_trace is False else config.trace_format or 'structured')
+    form = None if config.return_trace is False else config.trace_format or 'structured'
+    return dict(policy=policy, env=env, turns=config.turns, ops=config.ops, on_done='terminate', trace_format=form)
 
 def _answered(seed, body, config):
     "What `on_row` is told of a response; the response is told its seed, where the task app did not say it"
@@ -104,7 +106,8 @@ def _answered(seed, body, config):
     for k,v in dict(env_seed=seed, task_split=config.split).items(): meta.setdefault(k, v)
     steps = [o for t in body['trajectories'] for o in t.get('steps') or ()]
     new = {a for o in steps for a in (o.get('info') or {}).get('achievements_added') or ()}
-    return dict(seed=seed, status='cancelled' if body.get('aborted') else 'done', achievements=len(new), turns=len(steps), error=None) | {'return':body['metrics']['mean_return']}
+    row = dict(seed=seed, status='cancelled' if body.get('aborted') else 'done', achievements=len(new), turns=len(steps), error=None)
+    return row | {'return':body['metrics']['mean_return']}
 
 async def _there(lab, config, client, model, seeds, on_row):
     "Have a task app play"
@@ -159,7 +162,8 @@ def _judged(lab, rows, judges):
         scores = lab.sql('SELECT * FROM rewards WHERE list_contains(?, run_id) AND source = ? AND name = ?', runs, judge.name, judge.name)
         rows[judge.name] = rows.episode_id.map(scores.groupby('episode_id').value.mean())
         table = judge_scores(e, scores) if len(scores) else pd.DataFrame()
-        said[judge.name] = (dict(table.iloc[0]) if len(table) else {}) | dict(failed=sum(o.failures.total() for o in done), why=next((v.problem for o in done for v in o.verdicts if v.failure), None))
+        bad = [v for o in done for v in o.verdicts if v.failure]
+        said[judge.name] = (dict(table.iloc[0]) if len(table) else {}) | dict(failed=len(bad), why=bad[0].problem if bad else None)
     return rows,said
 
 # %% ../nbs/15b_evaluate.ipynb #8ce9dc86
@@ -256,7 +260,8 @@ def _serve(lab, model):
 async def _evaluate(lab, config, model, client, on_row):
     "(what was played, its seeds)"
     if client is None:
-        if config.env_name and not _is_crafter(config.env_name): raise ConfigError(f'env_name is {config.env_name!r}, and the task is crafter', did_you_mean(config.env_name, ['crafter']), 'env_name')
+        if config.env_name and not _is_crafter(config.env_name):
+            raise ConfigError(f'env_name is {config.env_name!r}, and the task is crafter', did_you_mean(config.env_name, ['crafter']), 'env_name')
         seeds = await _seeds(config, None)
         return await _here(lab, config, model, seeds, on_row),seeds
     async with client:

@@ -72,7 +72,8 @@ def _inner(annotation):
 
 def _known(cls):
     "The keys of a table that can be honoured"
-    return [k for k,f in cls.model_fields.items() if not any(isinstance(o, BeforeValidator) and o.func.__qualname__ == 'refused.<locals>.stop' for o in f.metadata)]
+    stops = lambda o: isinstance(o, BeforeValidator) and o.func.__qualname__ == 'refused.<locals>.stop'
+    return [k for k,f in cls.model_fields.items() if not any(map(stops, f.metadata))]
 
 def _misfit(cls, e):
     "What pydantic found in the tables of `cls`, as a `ConfigError`"
@@ -160,4 +161,5 @@ def check_model(
     model:str # model id
 ): # raises `ConfigError`
     "Refuse a model that is a placeholder"
-    if placeholder(model): raise ConfigError(f'the model is {model!r}, a placeholder', 'put the id of your model there; `synth-lab status models` lists them', 'model')
+    if placeholder(model):
+        raise ConfigError(f'the model is {model!r}, a placeholder', 'put the id of your model there; `synth-lab status models` lists them', 'model')
