@@ -33,6 +33,7 @@ from starlette.exceptions import HTTPException
 from .agent import Agent, AgentError, TurnMemory, turn
 from .client import AsyncInferenceClient, ClientError, ContextLength, Endpoint, _url, endpoint
 from .core import LabError, did_you_mean, digest, new_id, redact, settings
+from .dialects import DialectError
 from .imports import import_rollout
 from .rollout import call_seed
 from .serve import create_app
@@ -487,39 +488,44 @@ class Desk:
         self.runs,self.games,self.snapshots,self.writing = OrderedDict(),{},OrderedDict(),asyncio.Lock()
         self.box = create_app(Path(lab)/'models', Path(lab)) if lab else create_app()
 
-    async def rollout(self, asked:RolloutRequest):
-        "Play one rollout"
-        r = prepare(self.task, asked, self.box)
-        run = self.runs.get(asked.run_id) or _kept(self.runs, asked.run_id, RunState(asked.run_id), KEPT_RUNS)
-        run.status,run.finished_at = 'running',None
-        try: await self._play(r, run)
-        except BaseException:
-            run.status = 'error'
-            raise
-        finally:
-            await r.client.aclose()
-            if not run.under_way: run.finished_at,run.status = time.time(),'finished' if run.status == 'running' else run.status
-        if self.store: await self._keep(r)
-        return answer(r)
+# %% ../nbs/13d_taskapp.ipynb #6df3f6f6
+@patch
+async def rollout(self:Desk, asked:RolloutRequest):
+    "Play one rollout"
+    r = prepare(self.task, asked, self.box)
+    run = self.runs.get(asked.run_id) or _kept(self.runs, asked.run_id, RunState(asked.run_id), KEPT_RUNS)
+    run.status,run.finished_at = 'running',None
+    try: await self._play(r, run)
+    except BaseException:
+        run.status = 'error'
+        raise
+    finally:
+        await r.client.aclose()
+        if not run.under_way: run.finished_at,run.status = time.time(),'finished' if run.status == 'running' else run.status
+    if self.store: await self._keep(r)
+    return answer(r)
 
-    async def _play(self, r, run):
-        "Play `r` within its limit of time; raises what the client is to be told"
-        try:
-            async with asyncio.timeout(r.asked.safety.max_time_s) as limit:
-                run.under_way.add(limit)
-                await play(r)
-        except TimeoutError:
-            if not limit.expired(): raise
-            r.stopped = 'abort' if run.status == 'aborted' else 'max_time_s'
-            if not r.decisions: raise RolloutTimeout(f'{r.stopped}: nothing was played', None if r.stopped == 'abort' else 'raise safety.max_time_s') from None
-        except ClientError as e: raise _failed(r, e) from None
-        except LabError: raise
-        except Exception as e: raise _task_failed(self.task, e) from e
-        finally: run.under_way.discard(limit)
+@patch
+async def _play(self:Desk, r, run):
+    "Play `r` within its limit of time; raises what the client is to be told"
+    try:
+        async with asyncio.timeout(r.asked.safety.max_time_s) as limit:
+            run.under_way.add(limit)
+            await play(r)
+    except TimeoutError:
+        if not limit.expired(): raise
+        r.stopped = 'abort' if run.status == 'aborted' else 'max_time_s'
+        if not r.decisions: raise RolloutTimeout(f'{r.stopped}: nothing was played', None if r.stopped == 'abort' else 'raise safety.max_time_s') from None
+    except ClientError as e: raise _failed(r, e) from None
+    except (BadRequest, TaskFailed): raise
+    except DialectError as e: raise _wrong('policy.config', e.message, e.fix) from None
+    except Exception as e: raise _task_failed(self.task, e) from e
+    finally: run.under_way.discard(limit)
 
-    async def _keep(self, r):
-        "Keep a rollout as a trace with its rewards"
-        async with self.writing: await asyncio.to_thread(import_rollout, self.store, answer(r, 'structured'))
+@patch
+async def _keep(self:Desk, r):
+    "Keep a rollout as a trace with its rewards"
+    async with self.writing: await asyncio.to_thread(import_rollout, self.store, answer(r, 'structured'))
 
 def _failed(r, e):
     "The error of a rollout whose model could not be asked"
@@ -634,6 +640,7 @@ async def step(self:Desk, asked:EnvStep):
     h.steps += 1
     return _shows(asked.env_id, h, reward=float(outcome.reward), done=outcome.done, truncated=outcome.truncated, info=outcome.info, told=outcome.told)
 
+# %% ../nbs/13d_taskapp.ipynb #8bca60b8
 @patch
 async def snapshot(self:Desk, asked:EnvName):
     "A game as bytes, to go back to"
@@ -682,6 +689,7 @@ def task_info(
     return dict(task=_described(task), environment=task.id, dataset=_dataset(task) | dict(seed=seed), rubric=_rubric(task), inference=_inference(),
         limits=_has(task, 'limits', {}), task_metadata={}) | more
 
+# %% ../nbs/13d_taskapp.ipynb #17242488
 @patch
 async def root(self:Desk):
     "Whether the app is there; needs no key"

@@ -248,6 +248,10 @@ def test_a_null_is_as_if_it_were_not_there():
     body['policy'] |= dict(policy_id=None, config=EXPERT | dict(temperature=None, inference_url=None))
     assert fine(body)['metrics']['num_steps'] == 1
 
+def test_what_the_models_server_does_not_take_is_refused_by_name():
+    status,error = refused(asks(1, dict(model='llama', provider='groq', thinking_mode='think')))
+    assert (status, error['field']) == (422, 'policy.config') and 'thinking' in error['message']
+
 def test_a_value_that_is_refused_is_not_said_again():
     status,error = refused(asks(1, EXPERT | dict(api_key='sk-somebodys-secret-key')))
     assert status == 422 and 'secret' not in str(error)
