@@ -511,12 +511,11 @@ def backend(
     say=print # called with a line when another model plays
 )->tuple: # (what lines call it, a policy)
     "Who answers behind the policy server"
-    name = config.mock_backend
-    if name == 'synthetic': return name,through(AsyncInferenceClient(app=mock(dialect='synth', plays=synthetic)))
-    if name == 'openai' and (client := _openai(config)): return name,through(client)
-    local = endpoint(name).in_process or name == 'openai' and lab.endpoint.in_process
-    if not local: return name,through(lab._client(AsyncInferenceClient) if name == lab.endpoint.name else AsyncInferenceClient(base_url=name))
-    if name == 'openai': say('  ⚠ OPENAI_API_KEY is not set, so a model in the box plays in place of one of OpenAI')
+    name,openai = config.mock_backend,_openai(config)
+    if name == 'openai' and openai: return name,through(openai)
+    if name == 'openai': say('  ⚠ OPENAI_API_KEY is not set: the synthetic policy plays, and no model is asked')
+    if name in ('openai', 'synthetic'): return 'synthetic',through(AsyncInferenceClient(app=mock(dialect='synth', plays=synthetic)))
+    if not endpoint(name).in_process: return name,through(lab._client(AsyncInferenceClient) if name == lab.endpoint.name else AsyncInferenceClient(base_url=name))
     model,note = stand_in(config.model, lab)
     if note: say(f'[smoke] {note}')
     return 'local',through(AsyncInferenceClient(app=lab.app), model)

@@ -140,10 +140,10 @@ def test_cost_is_that_of_the_price_list_and_unknown_without_one(lab, monkeypatch
     sent,got = r.calls['input_tokens'].sum(),r.calls['output_tokens'].sum()
     assert r.cost == pytest.approx((.15*sent + .6*got)/1e6) and r.cost > 0
 
-def test_box_plays_where_openai_has_no_key(lab):
-    r,lines = run(lab, mock_backend='openai', model='gpt-4o-mini', max_steps=8)
-    assert r.exit_code == 0 and any('`expert` plays' in o for o in lines) and any('OPENAI_API_KEY is not set' in o for o in lines)
-    assert any('→ response tool_calls=1 backend=local' in o for o in lines)
+def test_the_synthetic_policy_plays_where_openai_has_no_key_and_a_line_says_so(lab):
+    r,lines = run(lab, mock_backend='openai', model='gpt-4o-mini', max_steps=5)
+    assert r.exit_code == 0 and any('OPENAI_API_KEY is not set: the synthetic policy plays' in o for o in lines)
+    assert any('→ response tool_calls=1 backend=synthetic' in o for o in lines)
 
 def test_without_the_policy_server_calls_are_read_from_the_trace(lab):
     r,lines = run(lab, use_mock=False, policy='local', model='expert', max_steps=8, return_trace=True)
