@@ -285,6 +285,7 @@ class FilterConfig(Config):
     min_created_at:Any = None               # an ISO date, or seconds since 1970
     max_created_at:Any = None
 
+# %% ../nbs/15a_configs.ipynb #20d3d3ce
 @patch(cls_method=True)
 def _over(cls:FilterConfig, found, given):
     "`given` over `found`, also where a rule has two names"
@@ -671,6 +672,7 @@ def asked(self:SFTConfig,
     notes = self.notes + [o for o in [note] if o] + _sizes(note, self.model, h, _SFT_SIZES, 'hyperparameters.')
     return dict(kind='sft', model=start, **_about(self, self.policy.label), **made, **self._held_back()),notes
 
+# %% ../nbs/15a_configs.ipynb #c452ce5d
 @patch
 def payload(self:SFTConfig,
     training_file:str,       # id of the uploaded dataset
@@ -883,6 +885,7 @@ def turn_pay(self:RLConfig)->dict|None: # keywords of `synth_lab.rl.step_rewards
     check_rewards([StepRewards(**{k:said[k] for k in ('weights', 'k_limits') if k in said})])
     return {dict(kind='mode').get(k, k):v for k,v in said.items() if k != 'step_beta'} if on else None
 
+# %% ../nbs/15a_configs.ipynb #f5d9c512
 @patch
 def _limits(self:RLConfig):
     "Every key that says how many turns an episode has"
@@ -941,6 +944,7 @@ def asked(self:RLConfig,
         iterations=t.iterations_per_epoch and t.num_epochs*t.iterations_per_epoch, worlds=r.episodes_per_batch and r.episodes_per_batch*r.batches_per_step,
         length=MOST_ACTIONS*min(limits.values()) if limits else None, seeds=[o for o in range(200+len(held)) if o not in held][:200] if held else None)
     if pay is not None: kw |= dict(reward='turn', step_rewards=pay)
+    if self.blend['env'] != 1: kw |= dict(blend=self.blend)
     if not note: kw |= dict(batch_size=t.batch_size, learning_rate=t.learning_rate)
     label = _same('the label', model=self.model.label, policy=self.policy.label)
     notes = self.notes + [o for o in [note] if o] + _sizes(note, self.start, t, ('batch_size', 'learning_rate'), 'training.')

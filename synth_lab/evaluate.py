@@ -251,6 +251,7 @@ async def _seeds(config, client):
     infos = await client.task_info(config.seeds) if client else [Crafter().info(s) | dict(difficulty=config.how['difficulty']) for s in config.seeds]
     return choose_seeds(_task_rows(infos, config.seeds, config.split), config.metadata, config.metadata_sql)
 
+# %% ../nbs/15b_evaluate.ipynb #1b1ab1c6
 def _serve(lab, model):
     "See to it that a model of the box is served; a sentence on that, None where it was"
     if not is_local(lab) or model not in set(lab.models().id) or promoted(load_policy(model, lab.models_path)): return None

@@ -129,6 +129,7 @@ TRAINED = [ # of the box: (class, text, key of the job, value)
     dict(mode='absolute', indicator_lambda=.5)),
     (RLConfig, '[rollout.env_config.step_rewards]\nenabled = true\nk_limits = {collect_wood = 2}\nstep_beta = 0.0', 'step_rewards',
     dict(k_limits=dict(collect_wood=2))),
+    (RLConfig, '[judge]\nenabled = true\n[judge.reward_blend]\nenv = 0.5', 'blend', dict(env=.5, event=0., outcome=0.)),
     (RLConfig, '[model]\nlabel = "a"', 'suffix', 'a'), (RLConfig, '[rubric]\nenabled = false\n[rubric.weights]\nevent = 1', 'kind', 'rl')]
 
 @pytest.mark.parametrize('cls,text,key,value', TRAINED)
