@@ -5,9 +5,8 @@
 # %% auto #0
 __all__ = ['STYLE', 'PALETTE', 'KINDS', 'styled', 'ERRORS', 'DASHES', 'MARKS', 'TINTS', 'VALUES', 'MOST', 'POINTS', 'MILESTONES',
            'COSTS', 'VIEWS', 'colours', 'Picture', 'Notice', 'guarded', 'Panel', 'short', 'Group', 'in_order', 'groups',
-           'counting', 'blank', 'moving', 'curves', 'unlock_times', 'by_step', 'progress', 'distribution',
-           'success_bars', 'still_without', 'survival', 'spending', 'frontier', 'reward_figure', 'Explorer',
-           'reward_explorer']
+           'counting', 'moving', 'curves', 'unlock_times', 'by_step', 'progress', 'distribution', 'success_bars',
+           'still_without', 'survival', 'spending', 'frontier', 'blank', 'reward_figure', 'Explorer', 'reward_explorer']
 
 # %% ../nbs/14_viz.ipynb #ebfdeb4c
 import io, re, sys
@@ -49,21 +48,18 @@ STYLE = {'figure.dpi':100, 'figure.facecolor':'white', 'font.size':9, 'axes.titl
 # %% ../nbs/14_viz.ipynb #764ed2a2
 PALETTE = dict(grey='#5C5C5C', green='#009E73', blue='#0072B2', vermillion='#D55E00', black='#000000', purple='#CC79A7', orange='#E69F00', sky='#56B4E9',
     indigo='#332288')
-KINDS = {'random':'grey', 'expert':'green', 'student|sft|(ft|fft|peft|qft):.*':'blue', 'rl(:.*)?':'vermillion', 'human':'black'}  # pattern of a model id → colour
+KINDS = {'random':'grey', 'expert':'green', 'student|sft|(ft|fft|peft|qft):.*':'blue', 'rl(:.*)?':'vermillion', 'human':'black'}  # pattern of an id → colour
 
 def colours(
     models # ids, all that are to be told apart
 )->dict: # id → colour
     "A colour for each model, the same whatever else is shown as long as nobody has it"
-    free,found = list(PALETTE),{}
+    found,rest = {},[c for c in PALETTE if c not in KINDS.values()]
     kind = lambda m: next((c for p,c in KINDS.items() if re.fullmatch(p, m)), None)
     for m in sorted({str(o) for o in models}, key=lambda m: (kind(m) is None, m)):
-        free = free or list(PALETTE)
-        others = [c for c in free if c not in KINDS.values()] or free
-        name = kind(m) if kind(m) in free else others[int(digest(m), 16) % len(others)]
-        free.remove(name)
-        found[m] = PALETTE[name]
-    return found
+        at,free = int(digest(m), 16) % len(rest),set(PALETTE) - set(found.values()) or set(PALETTE)
+        found[m] = next(c for c in (kind(m), *rest[at:], *rest[:at], *PALETTE) if c in free)
+    return {m:PALETTE[c] for m,c in found.items()}
 
 # %% ../nbs/14_viz.ipynb #5baeb91d
 class Picture(Figure):
@@ -120,7 +116,7 @@ def _watched(out):
     try: yield
     except Exception as e: out.tell(e)
     else:
-        if out.failures == before: out.clear()  # a callback that this one set off may have failed
+        if out.failures == before: out.clear()
 
 def guarded(
     out:Notice # shows what goes wrong
@@ -262,18 +258,7 @@ def _key(ax, found, tags=None, look=lambda g: g.line):
 
 def _below(fig, *notes):
     "Small print"
-    fig.text(.012, .05/fig.get_figheight(), '\n'.join(wrap(' · '.join(notes), 135)), fontsize=7, color='#666666', va='bottom', parse_math=False)
-    return fig
-
-def blank(
-    text:str,   # what stands in it
-    fig=None    # a `Picture` to draw on again; None: a new one
-)->Picture:
-    "A figure that says why there is nothing to see"
-    fig = fig or Picture()
-    fig.clear()
-    fig.set_figheight(1.6)
-    fig.text(.5, .5, text, ha='center', va='center', color='#666666')
+    fig.text(.012, .05/fig.get_figheight(), '\n'.join(wrap(' · '.join(notes), 140)), fontsize=7, color='#666666', va='bottom', parse_math=False)
     return fig
 
 # %% ../nbs/14_viz.ipynb #e255ec40
@@ -304,17 +289,19 @@ def curves(
     found,notes = _prepared(episodes, by, achievements, fig, value)
     fig,ax = _axes(fig, found, 3.4, f'{_of(value, achievements).capitalize()}, moving mean over {window} episodes')
     for g in found:
-        m,lost = moving(g.rows, value, window),g.rows[~g.rows.index.isin(g.done.index)]
+        m,lost = moving(g.rows, value, window),g.rows[~g.rows.status.isin(OUTCOMES['n'])]
         if len(m) == 1: m = m.loc[[0, 0]].assign(episode=[*m['first'], *m['last']])
-        ax.plot(g.done.nth, g.done[value], '.', color=g.colour, ms=3.5, mew=0, alpha=.4)
+        ax.plot(g.done.nth, g.done[value], '.', color=g.colour, ms=4, mew=0, alpha=.45)
         ax.fill_between(m.episode, m.lo, m.hi, color=g.colour, alpha=.2, lw=0)
         ax.plot(m.episode, m['mean'], **g.line)
         ax.plot(lost.nth, [0]*len(lost), 'x', ms=4.5, color=g.colour, transform=ax.get_xaxis_transform(), clip_on=False, zorder=5)
     seen = pd.concat([g.done[value] for g in found]).astype(float)
-    if len(seen): ax.set_ylim(min(0, seen.min())-.03*np.ptp(seen)-.2, seen.max()+.03*np.ptp(seen)+.2)  # an interval of two worlds would leave no room for anything else
+    edge = .03*np.ptp(seen)+.2 if len(seen) else 0
+    if len(seen): ax.set_ylim(min(0, seen.min())-edge, seen.max()+edge)  # the interval of two worlds would leave no room for anything else
     ax.set(xlabel='episode, in order of play', ylabel=_of(value, achievements))
     _key(ax, found)
-    return _below(fig, 'dots: episodes; bands: 95 % interval of the mean, over worlds' + ('; ×: failed, cut short or not over' if any(len(g.done) < len(g.rows) for g in found) else ''), *notes)
+    crosses = ['×: failed, cut short or not over'] if any(len(g.done) < len(g.rows) for g in found) else []
+    return _below(fig, 'dots: episodes; bands: 95 % interval of the mean, over worlds', *crosses, *notes)
 
 # %% ../nbs/14_viz.ipynb #68fe66f2
 def unlock_times(
@@ -340,6 +327,7 @@ def by_step(
     found = [mean_ci((times <= t).sum(1), done.seed) for t in steps]
     return pd.DataFrame([(t, m.value, m.lo, m.hi) for t,m in zip(steps, found)], columns=['step', 'mean', 'lo', 'hi'])
 
+# %% ../nbs/14_viz.ipynb #32068627
 def _dated(episodes):
     "The episodes of which it is known when they unlocked what, and what to say of the others"
     bare = [o.status in OUTCOMES['n'] and _undated(o.achievements, o.unlock_steps) for o in episodes[['status', 'achievements', 'unlock_steps']].itertuples()]
@@ -394,8 +382,8 @@ def distribution(
         ax.stairs(s/top*.74-k, edges, baseline=-k, fill=True, color=g.tint)
         ax.plot([m.lo, m.hi], [-k-.1]*2, color=g.colour)
         ax.plot(m.value, -k-.1, g.mark, ms=4, color=g.colour)
-        ax.text(1.02, -k+.3, f'{g.label}' + (f'\nmean {m.value:.2f} [{m.lo:.2f}, {m.hi:.2f}]' if len(v) else ''), transform=ax.get_yaxis_transform(), fontsize=8,
-            va='center', color='#222222')
+        said = g.label + (f'\nmean {m.value:.2f} [{m.lo:.2f}, {m.hi:.2f}]' if len(v) else '')
+        ax.text(1.02, -k+.3, said, transform=ax.get_yaxis_transform(), fontsize=8, va='center', color='#222222', parse_math=False)
     ax.set_yticks([-k+o for k in range(len(found)) for o in (0, .74)], ['0', f'{top:.0%}']*len(found))
     ax.set(xlabel=_of(value, achievements), ylabel='share of the episodes', ylim=(.75-len(found), .9))
     ax.grid(axis='x', visible=False)
@@ -406,7 +394,7 @@ def _world_by_world(a, b):
     "How two groups compare on the worlds that both have played, in words"
     try: p = paired(a.rows, b.rows)
     except MetricsError as e: return f'not compared world by world: {e.message}'
-    return f'{a.name} − {b.name}, world by world: {p.diff:+.2f} achievements [{p.lo:+.2f}, {p.hi:+.2f}] on {p.n} shared seeds, p = {p.p:.2g}'
+    return f'{a.name} − {b.name}, world by world: {p.diff:+.2f} achievements [{p.lo:+.2f}, {p.hi:+.2f}] on {p.n} shared seeds, p\u00a0=\u00a0{p.p:.2g}'
 
 @styled
 def success_bars(
@@ -417,7 +405,8 @@ def success_bars(
     fig:Picture=None           # one to draw on again; None: a new one
 )->Picture:
     "How often each achievement is unlocked, with 95 % intervals; the most frequent at the top"
-    both = [episodes.assign(group=episodes[by].astype(str))] + ([] if beside is None else [beside.assign(group=f'beside: {_need(beside, ["run_id"]).run_id.iloc[0]}')])
+    both = [episodes.assign(group=episodes[by].astype(str))]
+    if beside is not None: both.append(beside.assign(group=f'beside: {_need(beside, ["run_id"]).run_id.iloc[0]}'))
     found,notes = _prepared(pd.concat([in_order(o, 'group') for o in both]), 'group', achievements, fig)
     names = list(achievements or ACHIEVEMENTS)
     table = success_rates(pd.concat([g.rows for g in found]), 'group')
@@ -427,7 +416,8 @@ def success_bars(
     rows,h = np.arange(len(names)),.84/len(found)
     for k,(g,o) in enumerate(zip(found, rates)):
         y,o = rows-.42+h*(k+.5),o.iloc[order]
-        ax.add_collection(PolyCollection([[(0, a), (r, a), (r, a+h*.9), (0, a+h*.9)] for a,r in zip(y-h*.45, o.rate)], facecolor=g.tint, edgecolor=g.colour, lw=.5))
+        bars = [[(0, a), (r, a), (r, a+h*.9), (0, a+h*.9)] for a,r in zip(y-h*.45, o.rate)]
+        ax.add_collection(PolyCollection(bars, facecolor=g.tint, edgecolor=g.colour, lw=.5))  # patches take three times as long
         ax.hlines(y, o.lo, o.hi, color='#333333', lw=.8)
     for y,k in zip(rows, order): ax.text(-.012, y, names[k].replace('_', ' '), transform=ax.get_yaxis_transform(), ha='right', va='center', fontsize=8)
     ax.set_yticks([])
@@ -450,36 +440,11 @@ def still_without(
     share = (times > steps[:, None, None]).mean(1) if len(done) else np.full((len(steps), times.shape[1]), np.nan)
     return steps,share,*wilson(share, max(1, done.seed.nunique()))
 
+# %% ../nbs/14_viz.ipynb #3a70c97c
 def _panels(n):
     "Columns and rows for `n` panels"
     columns = n if n <= 3 else 2 if n == 4 else 3 if n <= 9 else 5
     return columns,-(-n//columns)
-
-@styled
-def survival(
-    episodes:pd.DataFrame,        # rows of the `episodes` table, all statuses
-    by:str='model',               # column that tells groups apart
-    achievements=MILESTONES,      # names of those that are shown
-    fig:Picture=None              # one to draw on again; None: a new one
-)->Picture:
-    "How long it takes to unlock each achievement: the share of the episodes that are still without it, with 95 % intervals"
-    names = list(achievements)
-    dated,more = _dated(episodes)
-    found,notes = _prepared(dated, by, names, fig)
-    columns,rows = _panels(len(names))
-    fig,ax = _axes(fig, found, 1.35+1.25*rows, 'Time to unlock: episodes still without it', top=.42 if columns < 4 else .58, bottom=.65)
-    last = max(g.rows.length.min() for g in found)
-    at = np.array([(k % columns*1.16, -(k//columns)*1.5) for k in range(len(names))])
-    for g in found:
-        steps,*ends = still_without(g.rows, names)
-        place = lambda share: [np.c_[steps/last, s]+o for s,o in zip(share.T, at)]
-        middle,lo,hi = map(place, ends)
-        ax.add_collection(PolyCollection([np.r_[a, b[::-1]] for a,b in zip(lo, hi)], color=g.tint, alpha=.25, lw=0))
-        ax.add_collection(LineCollection(middle, colors=[g.colour], linestyles=[g.line['linestyle']]))
-    _frames(ax, at, names, last, columns > 3)
-    ax.set(xlim=(-.01, columns*1.16-.15), ylim=(-1.5*(rows-1)-.3, 1.2), xlabel='step of the episode', ylabel='share of the episodes')
-    _key(ax, found)
-    return _below(fig, 'bands: 95 % interval, over worlds', *more, *notes)
 
 def _frames(ax, at, names, last, narrow):
     "The axes of each panel, drawn by hand"
@@ -495,8 +460,35 @@ def _frames(ax, at, names, last, narrow):
     ax.set_xticks([])
     ax.tick_params(length=0)
 
+# %% ../nbs/14_viz.ipynb #e4874c48
+@styled
+def survival(
+    episodes:pd.DataFrame,        # rows of the `episodes` table, all statuses
+    by:str='model',               # column that tells groups apart
+    achievements=MILESTONES,      # names of those that are shown
+    fig:Picture=None              # one to draw on again; None: a new one
+)->Picture:
+    "How long it takes to unlock each achievement: the share of the episodes that are still without it, with 95 % intervals"
+    names = list(achievements)
+    dated,more = _dated(episodes)
+    found,notes = _prepared(dated, by, names, fig)
+    columns,rows = _panels(len(names))
+    fig,ax = _axes(fig, found, 1.35+1.25*rows, 'Time to unlock: episodes still without it', bottom=.65)
+    last = max(g.rows.length.min() for g in found)
+    at = np.array([(k % columns*1.16, -(k//columns)*1.5) for k in range(len(names))])
+    for g in found:
+        steps,*ends = still_without(g.rows, names)
+        place = lambda share: [np.c_[steps/last, s]+o for s,o in zip(share.T, at)]
+        middle,lo,hi = map(place, ends)
+        ax.add_collection(PolyCollection([np.r_[a, b[::-1]] for a,b in zip(lo, hi)], color=g.tint, alpha=.25, lw=0))
+        ax.add_collection(LineCollection(middle, colors=[g.colour], linestyles=[g.line['linestyle']]))
+    _frames(ax, at, names, last, columns > 3)
+    ax.set(xlim=(-.01, columns*1.16-.15), ylim=(-1.5*(rows-1)-.3, 1.2 if columns < 4 else 1.42), xlabel='step of the episode', ylabel='share of the episodes')
+    _key(ax, found)
+    return _below(fig, 'bands: 95 % interval, over worlds', *more, *notes)
+
 # %% ../nbs/14_viz.ipynb #36f8fafc
-COSTS = dict(usd='US dollars', tokens='tokens')
+COSTS = dict(tokens='tokens', usd='US dollars')
 
 def _paid(episodes, cost):
     "What each episode cost"
@@ -540,6 +532,7 @@ def _cost_axis(ax, t, cost):
         ax.text(.915, .02, 'cost\nunknown', transform=ax.transAxes, ha='center', fontsize=7, color='#666666')
     if cost == 'tokens': ax.xaxis.set_major_formatter(EngFormatter(sep=''))
 
+# %% ../nbs/14_viz.ipynb #3e322cb3
 @styled
 def frontier(
     episodes:pd.DataFrame,       # rows of the `episodes` table, all statuses
@@ -569,7 +562,8 @@ def frontier(
 
 # %% ../nbs/14_viz.ipynb #2870fdc3
 VIEWS = dict(  # name → its label, its function, and what it takes beyond what all take
-    curves=('Reward curves', curves, ('value', 'window')), progress=('Within an episode', progress, ()), distribution=('Distribution', distribution, ('value',)),
+    curves=('Reward curves', curves, ('value', 'window')), progress=('Within an episode', progress, ()),
+    distribution=('Distribution', distribution, ('value',)),
     success=('Success rates', success_bars, ('beside',)), survival=('Time to unlock', survival, ()), frontier=('Cost and reward', frontier, ('value', 'cost')))
 
 def _among(episodes, column, names):
@@ -578,6 +572,18 @@ def _among(episodes, column, names):
         if o not in (known := [*episodes[column].unique()]): raise MetricsError(f'no episode has {column} `{o}`', did_you_mean(str(o), map(str, known)))
     return episodes[column].isin([*names]) if len(names) else np.full(len(episodes), True)
 
+def blank(
+    text:str,   # what stands in it
+    fig=None    # a `Picture` to draw on again; None: a new one
+)->Picture:
+    "A figure that says why there is nothing to see"
+    fig = fig or Picture()
+    fig.clear()
+    fig.set_figheight(1.6)
+    fig.text(.5, .5, text, ha='center', va='center', color='#666666')
+    return fig
+
+# %% ../nbs/14_viz.ipynb #902daeee
 def reward_figure(
     episodes:pd.DataFrame,       # rows of the `episodes` table, all statuses
     view:str='curves',           # of `VIEWS`
@@ -611,11 +617,13 @@ def _controls():
     several = lambda label, rows, options=(): W.SelectMultiple(description=label, rows=rows, options=options, **wide)
     choose = lambda label, *options: W.Dropdown(description=label, options=options, **wide)
     return dict(view=choose('view', *((label, k) for k,(label,*_) in VIEWS.items())), runs=several('runs', 5), models=several('models', 4),
-        achievements=several('unlocked', 5, [(o.replace('_', ' '), o) for o in ACHIEVEMENTS]), by=choose('group by', ('model', 'model'), ('run', 'run_id')),
-        episodes=W.IntRangeSlider(description='episodes', min=1, max=1, **wide), value=choose('reward', ('achievements', 'n_achievements'), ('return', 'return')),
+        achievements=several('achievements', 5, [(o.replace('_', ' '), o) for o in ACHIEVEMENTS]), by=choose('group by', ('model', 'model'), ('run', 'run_id')),
+        episodes=W.IntRangeSlider(description='episodes', min=1, max=1, **wide),
+        value=choose('reward', ('achievements', 'n_achievements'), ('return', 'return')),
         window=W.SelectionSlider(description='smoothing', options=(1, 2, 5, 10, 20, 50, 100, 200, 500), value=20, **wide),
         beside=choose('beside', ('no other run', None)), cost=choose('cost', *((v, k) for k,v in COSTS.items())))
 
+# %% ../nbs/14_viz.ipynb #729aa4c9
 class Explorer(Panel):
     "Controls, and the figure that they move"
     def __init__(self,
