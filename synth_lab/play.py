@@ -20,8 +20,8 @@ from .client import AsyncInferenceClient, ClientError
 from .core import did_you_mean, new_id, now
 from .rollout import Budget, Live, Play, RolloutError, _begin, _config, _rest, _turn, _write_end, plan_episodes
 from .view import canonical, format, missing, png
-from .viz import Notice, guarded, styled
-from .watch import SANS, Panel, Scene, _button, _html, _image, _words
+from .viz import Notice, Panel, guarded, styled
+from .watch import SANS, Scene, _button, _html, _image, _words
 from .world import ACHIEVEMENTS, ACTIONS
 
 # %% ../nbs/14c_play.ipynb #07028ff1
@@ -78,7 +78,8 @@ class Session:
 
     @property
     def episode_id(self)->str: return self.ep.plan['episode_id']
-    def __repr__(self): return f'Session {self.episode_id}, step {self.ep.world.step_count} of {self.ep.config["length"]}' + (f', over: {self.over}' if self.over else '')
+    def __repr__(self):
+        return f'Session {self.episode_id}, step {self.ep.world.step_count} of {self.ep.config["length"]}' + (f', over: {self.over}' if self.over else '')
 
 # %% ../nbs/14c_play.ipynb #04b55c22
 @patch
@@ -169,8 +170,9 @@ class Console(Panel):
     ):
         self.session,self.notice = session,Notice()
         guard = guarded(self.notice)
-        self.image,self.text,self.said = _image(),_words('340px'),_words('320px')
-        self.actions = {o:W.Button(description=o.removeprefix('move_').replace('_', ' '), layout=W.Layout(width='76px' if o not in _REST else '150px')) for o in ACTIONS}
+        self.image,self.text,self.said = _image(),_words('380px'),_words('360px')
+        wide = lambda o: W.Layout(width='150px' if o in _REST else '76px')
+        self.actions = {o:W.Button(description=o.removeprefix('move_').replace('_', ' '), layout=wide(o)) for o in ACTIONS}
         for o,b in self.actions.items(): b.on_click(guard(lambda _, o=o: self.act(o)))
         self.thought = W.Text(placeholder='what you think (optional)', layout=W.Layout(width='360px'))
         self.model = W.Combobox(value='expert', options=_listed(session.client), ensure_option=False, description='hand to')
@@ -178,8 +180,8 @@ class Console(Panel):
         self.hand,self.finish = _button('hand over', 'let the model play'),_button('finish', 'leave the game and close its trace')
         self.hand.on_click(guard(lambda _: self.hand_over()))
         self.finish.on_click(guard(lambda _: self.leave()))
-        wrapped = W.Layout(flex_flow='row wrap', align_items='flex-start', grid_gap='8px')
-        rows = [W.HBox([self.image, self.text, self.said], layout=wrapped), self._keyboard(), W.HBox([self.model, self.turns, self.hand, self.finish]), self.notice]
+        row = W.Layout(align_items='flex-start', grid_gap='8px')
+        rows = [W.HBox([self.image, self.text, self.said], layout=row), self._keyboard(), W.HBox([self.model, self.turns, self.hand, self.finish]), self.notice]
         super().__init__(rows, session.figure, f'play({session.episode_id!r})')
         guard(self.show)()
 

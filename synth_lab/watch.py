@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['SANS', 'MONO', 'RED', 'GREEN', 'GREY', 'TONES', 'FULL', 'LONGEST', 'WatchError', 'Moment', 'Opened', 'told', 'so_far',
-           'saw', 'Scene', 'timeline', 'shown', 'Pair', 'lines', 'beside', 'Panel', 'Line', 'Watch', 'fork_code',
-           'Both', 'watch']
+           'saw', 'Scene', 'timeline', 'shown', 'Pair', 'lines', 'beside', 'Line', 'Watch', 'fork_code', 'Both',
+           'watch']
 
 # %% ../nbs/14a_watch.ipynb #504b81ec
-from base64 import b64encode
 from dataclasses import dataclass
 from functools import lru_cache
 from html import escape
@@ -24,12 +23,11 @@ from matplotlib.font_manager import findfont, get_font
 from . import labels  # which open a store's episodes
 from .checks import diff
 from .core import LabError
-from .live import _in_notebook
 from .replays import fork, rerun
 from .rollout import RolloutError
 from .tools import message_text
 from .view import png
-from .viz import PALETTE, Notice, Picture, colours, guarded, styled
+from .viz import PALETTE, Notice, Panel, Picture, colours, guarded, styled
 from .world import ACHIEVEMENTS, ACTIONS, World
 
 # %% ../nbs/14a_watch.ipynb #c53ede93
@@ -211,7 +209,7 @@ class Scene(Picture):
             lines,how,_ = TONES[kind]
             how = dict(fontsize=size, family=SANS, linespacing=1.2) | how
             fits = int((top-end)/(line := how['fontsize']*1.4/72))
-            text = _fit(text, width, min(lines, fits), how['family']) if fits > 0 else '…'
+            text = _fit(text, int(width*(.9 if 'weight' in how else 1)), min(lines, fits), how['family']) if fits > 0 else '…'
             self.text(left/w, top/h, text, va='top', parse_math=False, **how)
             if fits < 1: break
             top -= (text.count('\n') + 1)*line + .05
@@ -294,7 +292,7 @@ def shown(
     fig.say(.1, 2.35, [('small', _about(opened))], 52)
     fig.say(9.4, 2.35, [('so_far', so_far(opened, m.step))], 48)
     fig.say(2.95, 5.35, [('seen', saw(opened, k))], 52, room=3.75)
-    fig.say(6.3, 5.35, told(opened, k), 49, room=3.75)
+    fig.say(6.3, 5.35, told(opened, k), 46, room=3.75)
     timeline(opened, fig).axes[-1].axvline(m.step, color='black', lw=1)
     return fig
 
@@ -319,7 +317,6 @@ class Pair:
     @property
     def said(self)->str: return repr(self.divergence).replace('`', '')
 
-# %% ../nbs/14a_watch.ipynb #ca48d243
 @patch
 def reached(self:Opened,
     step:int # 1, 2, …
@@ -327,6 +324,12 @@ def reached(self:Opened,
     "The last moment up to a step"
     return max((k for k,m in enumerate(self.moments) if m.step <= step), default=0)
 
+def _at_step(opened, step):
+    "`step 12`, or when it was over"
+    last = opened.moments[-1].step
+    return f'step {step}' if step <= last else f'over since step {last}: {opened.ending}'
+
+# %% ../nbs/14a_watch.ipynb #ca48d243
 @styled
 def lines(
     pair:Pair,
@@ -361,29 +364,13 @@ def beside(
     lines(pair, fig).axes[-1].axvline(step, color='black', lw=1)
     return fig
 
-def _at_step(opened, step):
-    "`step 12`, or when it was over"
-    last = opened.moments[-1].step
-    return f'step {step}' if step <= last else f'over since step {last}: {opened.ending}'
-
 # %% ../nbs/14a_watch.ipynb #5e8031a8
-class Panel(W.VBox):
-    "Widgets, and the figure that stands for them where there is no kernel"
-    def __init__(self, children, figure, name):
-        super().__init__(children)
-        self.figure,self.name = figure,name
-
-    def __repr__(self): return self.name
-    def _repr_mimebundle_(self, **kwargs):
-        live = super()._repr_mimebundle_(**kwargs) if _in_notebook() else {}
-        return live | {'text/plain':self.name, 'image/png':b64encode(self.figure().png()).decode()}
-
 def _html(paragraphs):
     "What `told` yields, as HTML; what models wrote is text in it, whatever it looks like"
     return ''.join(f'<div style="line-height:1.4;{TONES[kind][2]};overflow-wrap:anywhere">{escape(text)}</div>' for kind,text in paragraphs)
 
 def _image(): return W.Image(format='png', layout=W.Layout(width='216px', height='216px', flex='0 0 auto'))
-def _words(width): return W.HTML(layout=W.Layout(width=width, height='350px', overflow='auto'))  # of one height: what is below must not jump
+def _words(most): return W.HTML(layout=W.Layout(flex='1 1 200px', max_width=most, height='350px', overflow='auto'))  # what is below must not jump
 def _button(text, tip=''): return W.Button(description=text, tooltip=tip, layout=W.Layout(width='auto'))
 
 class Line:
@@ -404,7 +391,7 @@ class _Player(Panel):
     "A slider that can be played, and what it shows"
     def __init__(self, first, last, at, figure, name, rows, buttons):
         self.notice,span = Notice(),dict(min=first, max=max(first, last), value=at)
-        self.slider = W.IntSlider(**span, layout=W.Layout(width='50%'), readout=False)
+        self.slider = W.IntSlider(**span, layout=W.Layout(flex='1 1 120px'), readout=False)
         self.play = W.Play(**span, interval=500)
         W.jslink((self.play, 'value'), (self.slider, 'value'))
         guard = guarded(self.notice)
@@ -427,13 +414,14 @@ class Watch(_Player):
         opened:Opened
     ):
         o,self.opened,self.line = opened,opened,Line(timeline(opened))
-        self.seen,self.then,self.text,self.said = _image(),_image(),_words('340px'),_words('320px')
+        self.seen,self.then,self.text,self.said = _image(),_image(),_words('380px'),_words('360px')
         self.about,self.score = W.HTML(),W.HTML(layout=W.Layout(width='216px'))
         self.fork,self.code = W.ToggleButton(description='fork here', tooltip='the code that goes on from here', layout=W.Layout(width='auto')),W.HTML()
         self.sent,self.reply = W.HTML(),W.HTML()
         self.more = W.Accordion([self.sent, self.reply], titles=('all that was sent', 'all that came back'))
-        wrapped = W.Layout(flex_flow='row wrap', align_items='flex-start', grid_gap='8px')
-        rows = [self.about, W.HBox([self.seen, self.text, self.said, W.VBox([self.then, self.score])], layout=wrapped), self.line.image, W.HBox([self.fork, self.code]), self.more]
+        row = W.Layout(align_items='flex-start', grid_gap='8px')
+        then = W.VBox([self.then, self.score], layout=W.Layout(flex='0 0 auto'))
+        rows = [self.about, W.HBox([self.seen, self.text, self.said, then], layout=row), self.line.image, W.HBox([self.fork, self.code]), self.more]
         super().__init__(0, len(o.moments)-1, 0, lambda: shown(o, o.id, self.moment.call['turn'], self.moment.step), f'watch({o.id!r})', rows, self._ways())
         for part,trait in ((self.fork, 'value'), (self.more, 'selected_index')): part.observe(guarded(self.notice)(lambda change: self.show()), trait)
 
@@ -447,7 +435,8 @@ class Watch(_Player):
         back = lambda: max((k for k in turns if k < now()), default=0)
         return {'◂ turn':('the turn before', back), 'turn ▸':('the next turn', lambda: min((k for k in turns if k > now()), default=now())),
             'next unlock':(f'{len(o.events["unlock"])} in all', lambda: _next(o.events['unlock'], now())),
-            'next error':(f'{len(o.events["error"])} in all', lambda: _next(o.events['error'], now())), o.ending:('the last moment', lambda: o.events['end'][0])}
+            'next error':(f'{len(o.events["error"])} in all', lambda: _next(o.events['error'], now())),
+            o.ending:('the last moment', lambda: o.events['end'][0])}
 
 # %% ../nbs/14a_watch.ipynb #8bba88dc
 LONGEST = 20_000 # characters of a message that a page shows
@@ -487,10 +476,10 @@ class Both(_Player):
         pair:Pair
     ):
         self.pair,self.line = pair,Line(lines(pair))
-        self.sides = [(W.HTML(), _image(), _words('320px')) for _ in pair.two]
+        self.sides = [(W.HTML(), _image(), _words('360px')) for _ in pair.two]
         self.head = W.HTML(_html([('head', pair.said)]))
-        side = lambda title,image,said: W.VBox([title, W.HBox([image, said], layout=W.Layout(grid_gap='8px'))])
-        rows = [self.head, W.HBox([side(*o) for o in self.sides], layout=W.Layout(flex_flow='row wrap', grid_gap='12px')), self.line.image]
+        side = lambda title,image,said: W.VBox([title, W.HBox([image, said], layout=W.Layout(grid_gap='8px'))], layout=W.Layout(flex='1 1 0', min_width='0'))
+        rows = [self.head, W.HBox([side(*o) for o in self.sides], layout=W.Layout(grid_gap='12px')), self.line.image]
         ways = {'where they part':('the first step that differs', lambda: pair.first), 'end':('the last step', lambda: pair.last)}
         super().__init__(1, pair.last, pair.first, lambda: beside(pair, step=self.slider.value), f'watch({pair.two[0].id!r}, {pair.two[1].id!r})', rows, ways)
 

@@ -7,7 +7,7 @@ import numpy as np, pytest
 from matplotlib.text import Text
 from PIL import Image
 
-from synth_lab import Lab, play as play_room, watch as room
+from synth_lab import Lab, play as play_room, viz, watch as room
 from synth_lab.client import EndpointDown
 from synth_lab.imports import import_rollout
 from synth_lab.metrics import MetricsError
@@ -16,7 +16,7 @@ from synth_lab.replays import film
 from synth_lab.rollout import RolloutError
 from synth_lab.traces import StoreError
 from synth_lab.viz import ERRORS
-from synth_lab.watch import MONO, Opened, Pair, WatchError, beside, fork_code, shown, so_far, told, watch
+from synth_lab.watch import Opened, WatchError, beside, fork_code, shown, so_far, told, watch
 from synth_lab.world import ACTIONS, World
 
 EVIL = '<script>alert(1)</script> costs $x_1$ and \\frac $$ 🎮 日本 \x07\t' + 'word '*400
@@ -66,11 +66,13 @@ def test_a_figure_says_what_the_trace_says(lab):
     for c in (calls[0], next(c for c in calls if c['turn_reward']), calls[-1]):
         fig = shown(lab, 'expert:1:0', c['turn'])
         steps = lab.sql("SELECT * FROM steps WHERE episode_id = 'expert:1:0' AND turn = ? ORDER BY step", c['turn']).to_dict('records')
-        before = lab.sql("SELECT sum(reward) AS r, sum(len(unlocked))::INT AS n FROM steps WHERE episode_id = 'expert:1:0' AND step <= ?", steps[-1]['step']).iloc[0]
+        now = lab.sql("""SELECT sum(reward) AS r, sum(len(unlocked))::INT AS n FROM steps
+            WHERE episode_id = 'expert:1:0' AND step <= ?""", steps[-1]['step']).iloc[0]
         words = said(fig)
         for part in (f'turn {c["turn"]} of {len(calls)}, expert', c['thought'], f'seen at step {steps[0]["step"]-1}', f'then, at step {steps[-1]["step"]}',
-                f'reward {before.r:.1f}, {before.n:.0f} of 22 achievements', f'{c["input_tokens"]+c["output_tokens"]:,} tokens',
-                f'Crafter, step {steps[0]["step"]-1} of 200', *(f'{s["step"]} {s["action"]}: {s["effect"]}' for s in steps)): assert ' '.join(part.split()) in words, part
+                f'reward {now.r:.1f}, {now.n:.0f} of 22 achievements', f'{c["input_tokens"]+c["output_tokens"]:,} tokens',
+                f'Crafter, step {steps[0]["step"]-1} of 200', *(f'{s["step"]} {s["action"]}: {s["effect"]}' for s in steps)):
+            assert ' '.join(part.split()) in words, part
         assert fig.axes[-1].lines[-1].get_xdata()[0] == steps[-1]['step']
 
 
@@ -238,7 +240,7 @@ def test_without_a_kernel_there_is_the_figure(lab, monkeypatch):
     w.slider.value = 12
     still = w._repr_mimebundle_()
     assert set(still) == {'text/plain', 'image/png'} and still['text/plain'] == "watch('expert:1:0')"
-    monkeypatch.setattr(room, '_in_notebook', lambda: True)
+    monkeypatch.setattr(viz, '_in_notebook', lambda: True)
     live = w._repr_mimebundle_()
     assert set(live) == {'text/plain', 'image/png', 'application/vnd.jupyter.widget-view+json'} and len(str(live)) < 100_000
 
@@ -284,7 +286,8 @@ def test_a_game_by_hand_is_a_trace_like_any_other(lab):
     assert game.ep.world.state_hash() == world.state_hash() and [a for a,_ in told_] == names
     assert game.act(['noop', 'noop']) and game.over == 'length'
     row = game.finish().row
-    assert (row['model'], row['endpoint'], row['status'], row['ended_by'], row['steps'], row['turns'], row['split']) == ('human', 'human', 'done', 'length', 12, 9, 'train')
+    told = {k:row[k] for k in ('model', 'endpoint', 'status', 'ended_by', 'steps', 'turns', 'split')}
+    assert told == dict(model='human', endpoint='human', status='done', ended_by='length', steps=12, turns=9, split='train')
     assert lab.replay('hand:1:0').exact and (row['input_tokens'], row['cost_usd'], row['unusable']) == (0, 0, 0)
     assert lab.sql("SELECT thought FROM calls WHERE run_id = 'hand' AND turn = 1").thought[0] == 'To the tree, $5.'
     assert not lab.sql("SELECT * FROM calls WHERE run_id = 'hand' AND (cached OR verdict <> 'ok')").shape[0]
