@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 
-.PHONY: pipeline worked test oracle bench lab
+.PHONY: pipeline worked test oracle bench lab docs
 
 # Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one; LONG=1 gives each training of RL half an hour of CPU time.
 pipeline: .venv/installed
@@ -32,6 +32,11 @@ bench: .venv/installed
 	.venv/bin/python bench/faults.py
 	.venv/bin/python bench/traces.py
 	PARTS=sft,rl60 .venv/bin/python bench/learn.py
+
+# The notebooks as a site in out/site; nothing is run, and a link that leads nowhere fails
+docs: .venv/installed
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+	@echo 'out/site/index.html; to search it, too: .venv/bin/python -m http.server --directory out/site'
 
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed

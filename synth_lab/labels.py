@@ -30,7 +30,7 @@ _OPEN = dict(
 @patch
 def episode(self:Store,
     episode_id:str # of a planned episode, as `episodes` has it
-)->'EpisodeTrace':
+): # an `EpisodeTrace`
     "All that is recorded of one episode; raises `StoreError` when there is none of that name"
     found = self.rows(_OPEN['row'], episode_id)
     if not found: raise self._no_episodes([episode_id])

@@ -100,10 +100,10 @@ def spent_so_far(out):
 
 
 def begin(out, size):
-    "Make `out` ready for this run, or for the rest of an unfinished one of the same size; anything else that lies there is put aside"
+    "Make `out` ready for this run, or for the rest of an unfinished one of the same size; what another run left there is put aside"
     spent = spent_so_far(out)
     goes_on = spent and spent['size'] == size and not (out/'report.json').exists()
-    if out.exists() and not goes_on:
+    if any((out/o).exists() for o in ('lab', 'notebooks', 'spent.json')) and not goes_on:
         aside = out.with_name(f'{out.name}-{datetime.now():%Y%m%d-%H%M%S}')
         out.rename(aside)
         console.print(f'What lay in {out.name}/ is kept in {aside.name}/; delete it when you no longer need it', highlight=False)
