@@ -372,9 +372,10 @@ def test_a_selection_without_episodes_says_so(many):
 
 @pytest.mark.parametrize('view', list(viz.VIEWS))
 def test_odd_tables(view):
-    one = rows('a', 1)
-    for eps in (one, rows('a', 2, n_achievements=0, achievements=None, unlock_steps=None, cost_usd=np.nan, status='error'),
-        rows('a', 3, cost_usd=0.), rows('a', 3, input_tokens=pd.NA, cost_usd=None), rows('a', 4, n_achievements=3, **{'return':2.})):
+    failed = rows('a', 2, n_achievements=0, achievements=None, unlock_steps=None, cost_usd=np.nan, status='error')
+    alike = rows('a', 3, n_achievements=3, achievements=None, input_tokens=pd.NA, cost_usd=None, **{'return':2.})
+    alike['achievements'],alike['unlock_steps'] = [NAMES[:3]]*3,[[1, 1, 100]]*3
+    for eps in (rows('a', 1, cost_usd=0.), failed, alike):
         assert reward_figure(eps, view, by='run_id', cost='usd').png()
 
 
