@@ -31,6 +31,8 @@ bench: .venv/installed
 	.venv/bin/python bench/rollout.py
 	.venv/bin/python bench/faults.py
 	.venv/bin/python bench/traces.py
+	.venv/bin/python bench/viz.py
+	@test -z "$$SYNTH_AI" || .venv/bin/python bench/taskapp.py
 	PARTS=sft,rl60 .venv/bin/python bench/learn.py
 
 # The notebooks as a site in out/site; nothing is run, and a link that leads nowhere fails

@@ -22,6 +22,7 @@ from traceback import format_exception
 
 import ipywidgets as W, numpy as np, pandas as pd
 from fastcore.basics import patch
+from IPython.display import display
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.collections import LineCollection, PolyCollection
@@ -133,6 +134,8 @@ def guarded(
     return wrap
 
 # %% ../nbs/14_viz.ipynb #ff41e30c
+_STILL = '<style>.jp-OutputArea-child:has(.lab-panel) + .jp-OutputArea-child:has(img) {display: none}</style>' # what is behind a panel that lives
+
 class Panel(W.VBox):
     "Widgets, and the figure that stands for them where there is no kernel"
     def __init__(self,
@@ -140,13 +143,14 @@ class Panel(W.VBox):
         figure,   # a function that gives the `Picture` to be left
         name:str  # what it is called in text
     ):
-        super().__init__(children)
+        super().__init__([*children, W.HTML(_STILL)])
+        self.add_class('lab-panel')
         self.figure,self.name = figure,name
 
     def __repr__(self): return self.name
-    def _repr_mimebundle_(self, **kw):
-        live = super()._repr_mimebundle_(**kw) if _in_notebook() else {}
-        return live | {'text/plain':self.name, 'image/png':b64encode(self.figure().png()).decode()}
+    def _ipython_display_(self):
+        if _in_notebook(): display(W.VBox._repr_mimebundle_(self) | {'text/plain':self.name}, raw=True)
+        display({'text/plain':self.name, 'image/png':b64encode(self.figure().png()).decode()}, raw=True)
 
 # %% ../nbs/14_viz.ipynb #811b5d32
 DASHES,MARKS,TINTS = ('-', (0, (4, 1.6)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5))),'osD^',(1, .5, .25, .12)  # of the first, second, … group of a colour

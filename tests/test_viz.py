@@ -1,5 +1,5 @@
 "Figures show the numbers they say, by another road; and nothing that a control can do goes wrong unseen"
-import asyncio, io, time
+import asyncio, io
 from types import SimpleNamespace
 
 import numpy as np, pandas as pd, pytest
@@ -392,17 +392,14 @@ def test_an_empty_lab_and_then_one_run(tmp_path):
         assert explorer.notice.value == '' and 'n = 3' in texts(explorer.picture)
 
 
-def test_a_page_without_a_kernel_gets_the_picture_alone(explorer):
-    bundle = explorer._repr_mimebundle_()
-    assert list(bundle) == ['text/plain', 'image/png'] and bundle['text/plain'] == 'reward_explorer(lab)'
-
-
-def test_a_thousand_episodes_move_quickly():
-    eps = pd.concat([rows(m, 125, 2, k) for k,m in enumerate(('random', 'expert', 'ft:student:job_1', 'qwen3'))], ignore_index=True)
-    explorer = reward_explorer(SimpleNamespace(episodes=eps))
-    took = []
-    for hi in (249, 240, 230, 220):
-        start = time.process_time()
-        explorer.controls['episodes'].value = 1, hi
-        took.append(time.process_time()-start)
-    assert len(eps) == 1000 and min(took) < .6  # 0.07 on a machine of today, three times that on a slow one that others use too
+@pytest.mark.parametrize('live', [False, True])
+def test_a_page_that_is_opened_without_a_kernel_has_the_picture(explorer, monkeypatch, live):
+    "Whoever shows a page prefers the widget of an output to its picture, also where the widget is gone: so the picture is an output of its own"
+    shown = []
+    monkeypatch.setattr(viz, '_in_notebook', lambda: live)
+    monkeypatch.setattr(viz, 'display', lambda bundle, raw: shown.append(bundle))
+    explorer._ipython_display_()
+    *widgets,still = shown
+    assert still.keys() == {'text/plain', 'image/png'} and still['text/plain'] == 'reward_explorer(lab)'
+    assert [o.keys() for o in widgets] == [{'text/plain', 'application/vnd.jupyter.widget-view+json'}]*live
+    assert len(str(shown)) < 100_000
