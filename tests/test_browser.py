@@ -85,7 +85,7 @@ RUN = """async () => {
 class Notebook:
     "A notebook that is open and running in a tab, and what went wrong there"
     def __init__(self, tab, url, file):
-        self.tab,self.file,self.wrong,self.cells = tab,file,[],list(CELLS)
+        self.tab,self.url,self.file,self.wrong,self.cells = tab,url,file,[],list(CELLS)
         file.write_text(json.dumps(dict(cells=[code_cell(*o) for o in CELLS.items()], nbformat=4, nbformat_minor=5,
             metadata=dict(kernelspec=dict(display_name='python3', language='python', name='python3')))))
         tab.on('console', lambda m: self.wrong.append(m.text) if m.type == 'error' else None)
@@ -212,3 +212,19 @@ def test_the_notebook_is_small_and_shows_its_pictures_without_a_kernel(ran):
     for name in ('explorer', 'watch', 'beside', 'play'):
         *_,kept = cells[name]['outputs']
         assert 'image/png' in kept['data'] and len(kept['data']['image/png']) < 80_000, name
+
+
+def test_a_page_that_is_reopened_shows_the_pictures(ran, browser):
+    "While a widget lives, its still picture is hidden; where the kernel is another one, the picture is what is left"
+    still = '.jp-OutputArea-child:has(.lab-panel) + .jp-OutputArea-child img'
+    assert ran.out('watch').locator(still).count() == 1 and not ran.out('watch').locator(still).is_visible()
+    cells = ran.saved()
+    copy = ran.file.with_name('later.ipynb')
+    copy.write_text(ran.file.read_text())
+    tab = browser.new_page(viewport=dict(width=1440, height=1400))
+    tab.goto(f'{ran.url}/doc/tree/{copy.name}?token=secret')
+    for name in ('explorer', 'watch', 'beside', 'play'):
+        last = tab.locator('.jp-Notebook .jp-CodeCell').nth(list(cells).index(name)).locator('.jp-OutputArea-child').last.locator('img')
+        last.wait_for(timeout=60_000)
+        assert last.is_visible()
+    tab.close()
