@@ -331,6 +331,7 @@ async def wait(self:AsyncJob,
 
 # %% ../nbs/12_jobs.ipynb #344d3b51
 PANELS = dict(loss=('loss', 'val_loss'), accuracy=('accuracy', 'val_accuracy'), score=('score', 'return'), kl=('kl',))
+_LINES = (('#0072B2', '-'), ('#D55E00', '--')) # two that everybody can tell apart, also where they cover one another
 
 class Chart:
     "Curves of a job, as a picture"
@@ -347,8 +348,12 @@ class Chart:
         fig,out = Figure(figsize=(3.2*max(1, len(shown)), 2.4), dpi=80, layout='constrained'),io.BytesIO()
         fig.suptitle(self.title, fontsize=9)
         for ax,(panel,names) in zip(fig.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items()):
-            for name in names: ax.plot(*zip(*[(p['step'], p['value']) for p in self.points if p['name'] == name]), marker='.', label=name)
-            ax.legend(fontsize=7)
+            for name,(colour,dash) in zip(names, _LINES):
+                ax.plot(*zip(*[(p['step'], p['value']) for p in self.points if p['name'] == name]), color=colour, ls=dash, marker='.', ms=4, label=name)
+            ax.set_xlabel('iteration' if 'score' in shown else 'epoch', fontsize=8)
+            ax.set_ylabel(dict(score='achievements, return', accuracy='share of the actions').get(panel, panel), fontsize=8)
+            ax.legend(fontsize=7, frameon=False)
+            ax.spines[['top', 'right']].set_visible(False)
             ax.tick_params(labelsize=7)
         fig.savefig(out)
         return out.getvalue()

@@ -617,7 +617,7 @@ def reward_figure(
 # %% ../nbs/14_viz.ipynb #0d3a7699
 def _controls():
     "The widgets, by name"
-    wide = dict(layout=W.Layout(width='98%'))
+    wide = dict(layout=W.Layout(width='98%'), style=dict(description_width='95px'))
     several = lambda label, rows, options=(): W.SelectMultiple(description=label, rows=rows, options=options, **wide)
     choose = lambda label, *options: W.Dropdown(description=label, options=options, **wide)
     return dict(view=choose('view', *((label, k) for k,(label,*_) in VIEWS.items())), runs=several('runs', 5), models=several('models', 4),
