@@ -584,7 +584,8 @@ def _url(sock): return 'http://{}:{}/v1'.format(*sock.getsockname()[:2])
 def _server(app):
     "A server of `app`, not yet running; ours first sees to the jobs that an earlier one left"
     lifespan = 'on' if isinstance(app, App) else 'off'
-    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan=lifespan, access_log=False, proxy_headers=False, server_header=False))
+    return uvicorn.Server(uvicorn.Config(app, log_level='warning', lifespan=lifespan, access_log=False, proxy_headers=False, server_header=False,
+        timeout_keep_alive=75)) # longer than clients keep a connection that they do not use: else one of their requests meets its end
 
 @contextmanager
 def serving(
