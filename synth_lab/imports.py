@@ -298,7 +298,7 @@ def _db_rewards(rows, meta):
     return [o for o in found if o['value'] is not None]
 
 # %% ../nbs/06c_imports.ipynb #30a91833
-def _session(id, seed, model, split, endpoint, calls, had, times, ends, rewards, ret, by, lost=0, aborted=False):
+def _session(id, seed, model, split, endpoint, calls, had, times, ends, rewards, ret, by, lost=0, aborted=False, world=None, final_hash=None):
     "A session's parts, with the totals of its end"
     for c in calls: c['call_id'] = c.get('call_id') or f'{id}/{c["turn"]}'
     status = 'error' if not calls else 'cancelled' if aborted else 'truncated' if lost > 0 else 'done'
@@ -310,8 +310,11 @@ def _session(id, seed, model, split, endpoint, calls, had, times, ends, rewards,
     end = {'status':status, 'ended_by':by if status == 'done' else None, 'turns':len({o['turn'] for o in calls}), 'return':ret, 'achievements':had,
         'calls':len(calls), 'unusable':verdicts.total()-verdicts['ok'], 'verdicts':dict(verdicts), 'started_at':started, 'ended_at':ended,
         'error_type':why[0], 'error_message':why[1], **{k:whole(k) if calls else None for k in ('input_tokens', 'output_tokens', 'cost_usd')}}
+    if world: end |= _of_steps([o for c in calls for o in c['steps']]) | dict(final_hash=final_hash)
     model = model or next(iter(Counter(o['model'] for o in calls if o.get('model')).most_common(1)), (None,))[0]
-    return dict(id=id, seed=_whole(seed), model=model, split=split, endpoint=endpoint, calls=calls, rewards=rewards, end=end)
+    return dict(id=id, seed=_whole(seed), model=model, split=split, endpoint=endpoint, calls=calls, rewards=rewards, end=end) | (dict(world=world) if world else {})
+
+def _of_steps(steps): return dict(steps_played=len(steps), unlock_steps=[o['step'] for o in steps for _ in o['unlocked']])
 
 # %% ../nbs/06c_imports.ipynb #975b72e1
 def said_in(
@@ -344,7 +347,7 @@ def _rollout_session(
     meta,metrics = _dict(trace.get('metadata')),_dict(response.get('metrics'))
     events = [o for o in _trace_events(trace) if before < (_turn(o) or 1) <= before + max(len(steps), 1)]
     timed = {_turn(o):_event_call(o, cents=False) for o in reversed(events) if o.get('call_records')}
-    calls,rewards,had = _decisions(steps, timed, before)
+    calls,rewards,had = _decisions(steps, timed, _played(events), before)
     rewards += [_row(k, metrics.get(k), 'rollout') for k in ('outcome_score', 'events_score')]
     ends = [_time(_dict(o.get('time_record')).get('event_time')) for o in events]
     times = [_time(trace.get('created_at'))]*(i == 0) + [o.get('started_at') for o in calls] + ends
@@ -354,13 +357,30 @@ def _rollout_session(
     ret,known = _number(next(iter(_list(metrics.get('episode_returns'))[i:]), None)),[o for o in rewards if o['value'] is not None]
     by = _ended_by([dict(terminated=last.get('done'), truncated=last.get('truncated'))])
     return _session(_rollout_id(response, t, meta), seed, None, meta.get('task_split'), provider, calls, had, times, ends, known, ret, by,
-        aborted=bool(response.get('aborted')))
+        aborted=bool(response.get('aborted')), world=_world(meta, seed, calls), final_hash=_dict(t.get('final')).get('state_hash'))
+
+def _played(events):
+    "Turn → its world steps, as our own environment tells them"
+    return {_turn(o):steps for o in events if (steps := _dict(o.get('event_metadata')).get('steps')) is not None}
+
+def _moves(steps):
+    "World steps as a trace of the lab has them"
+    return [dict(step=_whole(o.get('step')), action=str(o.get('action')), effect=str(o.get('effect')), reward=_number(o.get('reward')), health=_whole(o.get('health')),
+        unlocked=[str(a) for a in _list(o.get('unlocked'))], terminated=bool(o.get('terminated')), truncated=bool(o.get('truncated'))) for o in map(_dict, _list(steps))]
+
+_WORLD = ('difficulty', 'rng', 'length')
+
+def _world(meta, seed, calls):
+    "How to make the world again, of a game of Crafter whose steps are all told; else None"
+    config = {k:v for k,v in _dict(meta.get('env_config')).items() if k in _WORLD}
+    whole = meta.get('synth_lab') and meta.get('env_name') == 'crafter' and _whole(seed) is not None and len(config) == len(_WORLD)
+    return config if whole and all('steps' in c for c in calls) else None
 
 def _rollout_id(response, t, meta):
     "What tells a game from all others: its own id where it surely has one, for a trainer gives all rollouts of a batch one run_id"
     return f'{response.get("run_id")}#{t["env_id"] if meta.get("synth_lab") and t.get("env_id") else digest(_dump(t))}'
 
-def _decisions(steps, timed, before):
+def _decisions(steps, timed, played, before):
     "(calls, their rewards, what they unlocked) of the decisions of a trajectory"
     calls,rewards,had,told = [],[],[],False
     for n,step in enumerate(steps, 1):
@@ -368,7 +388,8 @@ def _decisions(steps, timed, before):
         told,had = told or new is not None,had + _list(new)
         call,mine = timed.get(before+n, {}),_step_call(step)
         call = call | mine if 'raw' in mine else mine | _with(call, mine)
-        calls.append(call | dict(turn=n, turn_reward=None if new is None else len(_list(new))))
+        moves = _first(info.get('steps'), played.get(before+n))
+        calls.append(call | dict(turn=n, turn_reward=None if new is None else len(_list(new))) | ({} if moves is None else dict(steps=_moves(moves))))
         rewards += [_row('reward', step.get('reward'), 'environment', n), _row('stepwise', _dict(info.get('stepwise')).get('reward'), 'environment', n)]
     return calls,rewards,list(dict.fromkeys(had)) if told else None
 
@@ -403,7 +424,7 @@ _ABSENT = 'no world steps and no settings of the worlds were recorded: these epi
 
 def _known(store):
     "Session → (its digest, its run) of everything imported before"
-    rows = store.rows("SELECT run_id, provenance FROM runs WHERE (provenance->'imported') IS NOT NULL")
+    rows = store.rows("SELECT run_id, provenance FROM run_files WHERE (provenance->'imported') IS NOT NULL") # `runs` counts episodes, too
     return {k:(o['digest'], r['run_id']) for r in rows for k,o in _dict(r['provenance'])['imported']['sessions'].items()}
 
 # %% ../nbs/06c_imports.ipynb #4ccc7668
@@ -418,7 +439,7 @@ def _bring_in(
     known,groups,seen,other = _known(store),defaultdict(list),0,set()
     for id in dict.fromkeys(ids):
         s = read(id)
-        mark,group = digest(_dump(s)),(s['model'], s['endpoint'], s['split'])
+        mark,group = digest(_dump(s)),(s['model'], s['endpoint'], s['split'], *s.get('world', {}).items())
         if s['id'] not in known: groups[group].append(dict(key=id, id=s['id'], digest=mark, seed=s['seed'], at=s['end']['started_at'] or ''))
         elif known[s['id']][0] != mark: other.add(known[s['id']][1])
         seen += s['id'] in known
@@ -426,7 +447,7 @@ def _bring_in(
     runs = dict(_write_run(store, group, sorted(heads, key=lambda o: (o['at'], o['id'])), read, origin) for group,heads in groups.items())
     if other: notes = [*notes, f'another form of sessions in {", ".join(f"`{o}`" for o in sorted(other))} was left out; to have it instead, '
         'delete the folder of that run in runs/, and import again']
-    return Imported(runs, sum(runs.values()), seen, (*([_ABSENT] if runs else []), *notes))
+    return Imported(runs, sum(runs.values()), seen, (*([_ABSENT] if any(len(o) == 3 for o in groups) else []), *notes))
 
 # %% ../nbs/06c_imports.ipynb #65925ad8
 def _write_run(store, group, heads, read, origin):
@@ -435,7 +456,8 @@ def _write_run(store, group, heads, read, origin):
     for o in heads:
         o['sample'],samples[o['seed']] = samples[o['seed']],samples[o['seed']]+1
         o['episode_id'] = f'{run_id}:{"unknown" if o["seed"] is None else o["seed"]}:{o["sample"]}'
-    config = dict(zip(('model', 'endpoint', 'split'), group)) | dict(difficulty=None, rng=None, length=None, imported=origin['format'])
+    config = dict(zip(('model', 'endpoint', 'split'), group)) | dict.fromkeys(_WORLD) | dict(group[3:]) | dict(imported=origin['format'])
+    lost = {} if group[3:] else dict(absent=_ABSENT)
     store.path.mkdir(parents=True, exist_ok=True)
     try:
         with TemporaryDirectory(prefix='.import-', dir=store.path) as tmp:
@@ -446,7 +468,7 @@ def _write_run(store, group, heads, read, origin):
             for path in (lab.path/'runs'/run_id/'live').iterdir(): seal_segment(path)
             lab.gc()
             sessions = {o['id']:{k:o[k] for k in ('episode_id', 'digest')} for o in heads}
-            _move(lab, store, run_id, origin | dict(replayable=False, absent=_ABSENT, sessions=sessions))
+            _move(lab, store, run_id, origin | dict(replayable=not lost, sessions=sessions) | lost)
     except OSError as e:
         raise SourceError(f'cannot write in {store.path}: {e.strerror}', 'this run was not imported; give a folder that you may write to, with room') from None
     return run_id,len(heads)

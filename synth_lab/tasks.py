@@ -12,7 +12,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -42,7 +42,7 @@ class Outcome:
     info:dict=field(default_factory=dict) # JSON; `achievements_added` are names of what was unlocked, where the task has such
 
 class Env(Protocol):
-    "One game under way; it may have `image(size) -> bytes`, a PNG, and `idle() -> Outcome`, for a reply that could not be used"
+    "A game; it may have `image(size)`, a PNG, `idle() -> Outcome`, for a reply that could not be used, and `state_hash()`, to compare its end with that of a replay"
     observation:str  # what the model is shown now
     def step(self, calls:list)->Outcome: ... # `Call`s; may raise `ToolError(verdict, message)` for what cannot be carried out
     def snapshot(self)->bytes: ...
@@ -162,12 +162,13 @@ class CrafterConfig(Sent):
     "What may be set of a game"
     difficulty:str = 'normal'
     length:int = Field(200, ge=1) # steps after which the game is cut off
+    rng:Literal['pure'] = 'pure'  # the world's random stream; here so that a trace says it
 
 class CrafterEnv:
     "A game of Crafter under way"
     def __init__(self, seed, config):
         self.seed,self.config = seed,config
-        self.ep = Episode(dict(episode_id='', seed=seed, sample=0), config | dict(rng='pure', max_turns=config['length']))
+        self.ep = Episode(dict(episode_id='', seed=seed, sample=0), config | dict(max_turns=config['length']))
 
     @property
     def observation(self)->str: return format(self.ep.obs)
@@ -177,10 +178,11 @@ class CrafterEnv:
     def step(self, calls)->Outcome:
         rows = self.ep.act(tuple(a for o in calls for a in o.arguments['actions']))
         new,world = [a for o in rows for a in o['unlocked']],self.ep.world
-        info = dict(achievements_added=new, actions=[o['action'] for o in rows], effects=[o['effect'] for o in rows])
-        return Outcome(float(len(new)), world.dead, world.done and not world.dead, info=info)
+        return Outcome(float(len(new)), world.dead, world.done and not world.dead, info=dict(achievements_added=new, steps=rows))
 
     def idle(self)->Outcome: return self.step([]) # the lab's turn without actions: the next text says that nothing was done
+
+    def state_hash(self)->str: return self.ep.world.state_hash()
 
     def snapshot(self)->bytes:
         world = base64.b64encode(self.ep.world.snapshot()).decode()

@@ -1,5 +1,5 @@
 "What the notebooks on imports and exports should not carry: every odd value met in an old database, and every format read back by other means"
-import json, sqlite3
+import json, shutil, sqlite3
 from datetime import timezone
 from pathlib import Path
 
@@ -416,10 +416,10 @@ def test_files_of_the_real_system(store):
 
 # Exports
 
-@pytest.fixture
-def lab(tmp_path):
-    "Two runs, one sealed; an error, a running episode, an earlier attempt, an image, a score, a retry"
-    store = Store(tmp_path/'lab')
+@pytest.fixture(scope='module')
+def lab(tmp_path_factory):
+    "Two runs, one sealed; an error, a running episode, an earlier attempt, an image, a score, a retry; only read"
+    store = Store(tmp_path_factory.mktemp('exported')/'lab')
     see = dict(role='user', content=[dict(type='text', text='Look.'), dict(type='image_url', image_url=dict(url=PIXEL))])
     with store.run('a', CONFIG, plan(3, 'a')) as w:
         for i in range(2):
@@ -546,6 +546,7 @@ def test_some_runs_only(lab, tmp_path, format):
     assert made.tables['messages'] == used
 
 def test_labels_go_along(lab, tmp_path):
+    lab = Store(shutil.copytree(lab.path, tmp_path/'lab'))
     id = one(lab, "SELECT episode_id FROM episodes WHERE run_id = 'a' AND seed = 0")['episode_id']
     lab.label(id, quality='good')
     export(lab, tmp_path/'out.jsonl', 'jsonl')

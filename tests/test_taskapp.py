@@ -1,10 +1,10 @@
 "The task app: what its rollouts answer, what it keeps, whom it lets in, what it refuses, and that none of it is in the way of another"
-import asyncio, contextlib, re
+import asyncio, contextlib, re, time
 
 import httpx, orjson, pytest
 
 from synth_lab.core import LabError
-from synth_lab.imports import _rollout_session
+from synth_lab.imports import _rollout_session, import_rollout
 from synth_lab.lab import Lab
 from synth_lab.mock import REPLIES, mock
 from synth_lab.serve import serving
@@ -297,6 +297,58 @@ def test_rollouts_are_kept_with_their_rewards_once(tmp_path):
     lab = Lab(tmp_path)
     assert len(lab.episodes) == 2 and lab.episodes['return'].sum() == compact['metrics']['mean_return'] + whole['metrics']['mean_return']
     assert lab.import_rollout([compact, whole]).new == 0 and lab.calls.thought.notna().all()
+
+def test_a_kept_rollout_is_replayed_exactly(tmp_path):
+    hard = dict(seed=5, config=dict(difficulty='hard', length=60))
+    bodies = [asks(3), asks(8, run_id='r2', env=hard, **traced('full')), asks(12, run_id='r3', env=dict(seed=3, config=dict(length=9)), on_done='reset')]
+    with model(faults=['no_call', None, 'malformed']) as (config,_): fine(*bodies, asks(4, config, run_id='r4'), app=create_task_app(lab=tmp_path))
+    lab = Lab(tmp_path)
+    played = lab.episodes.set_index('episode_id')
+    assert len(played) > 4 and played.steps.min() > 0 and played.final_hash.notna().all() and {'easy', 'hard', 'normal'} >= set(played.difficulty) > {'normal'}
+    for id,e in played.iterrows():
+        assert (again := lab.replay(id)).exact and again.steps == e.steps, again
+        assert lab.fork(id, e.steps).state_hash() == e.final_hash
+    assert len(lab.film(id, size=32)) == e.steps + 1 and lab.verify().ok
+
+def test_a_rollout_that_was_changed_is_found_out(both, tmp_path):
+    r = orjson.loads(orjson.dumps(both[1]['compact']))
+    r['trajectories'][0]['steps'][2]['info']['steps'][0]['health'] = 3
+    (lab := Lab(tmp_path)).import_rollout(r)
+    assert (again := lab.replay(lab.episodes.episode_id[0])).divergence.endswith('`health` was 3, is 9') and 0 < again.steps < again.episode['steps']
+
+def test_rollouts_that_end_together_are_written_together(tmp_path, monkeypatch):
+    took = []
+    monkeypatch.setattr('synth_lab.taskapp.import_rollout', lambda store, found: took.append(len(found)) or time.sleep(.3) or import_rollout(store, found))
+    async def go():
+        async with client(create_task_app(lab=tmp_path)) as http:
+            return await asyncio.gather(*(http.post('/rollout', json=asks(1, run_id=f'r{i}', env=dict(seed=i))) for i in range(6)))
+    assert [o.status_code for o in asyncio.run(go())] == [200]*6 and sum(took) == 6 == len(Lab(tmp_path).episodes) and len(took) < 4
+
+# bodies that are none
+
+@pytest.mark.parametrize('body, said', [(b'{"run_id": ', 'body: it is no JSON: Expecting value at character 11'), (b'['*100_000 + b']'*100_000, 'body: it cannot be read'),
+    (b'[1]', 'body: Input should be a valid dictionary')])
+def test_a_body_that_is_no_request_is_refused_in_a_sentence(body, said):
+    async def go():
+        async with client() as http: return await http.post('/rollout', content=body, headers={'content-type':'application/json'})
+    r = asyncio.run(go())
+    assert r.status_code == 422 and r.json()['detail']['error']['code'] == 'invalid_request' and r.json()['detail']['error']['message'].startswith(said)
+
+@pytest.mark.parametrize('body, field', [(dict(env=dict(seed=2**63)), 'env.seed'), (dict(env=dict(config=dict(index=2**70))), 'env.config.index'),
+    *((dict(policy=dict(config=dict(model='m', inference_url=o))), 'policy.config.inference_url') for o in ('file:///etc/passwd', 'http://[', 'there'))])
+def test_what_no_trace_holds_and_what_is_no_server_is_refused(body, field):
+    status,error = refused(asks(1, **body))
+    assert status == 422 and error['field'] == field and error['message'].startswith(field)
+
+def test_a_fault_in_a_task_is_an_error_of_the_wire_without_keys():
+    class Broken(Crafter):
+        id = 'broken'
+        def info(self, seed): raise RuntimeError('at sk-abcdefghijklmnopqrstuvwx')
+    async def go():
+        transport = httpx.ASGITransport(create_task_app(Broken), raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url='http://task') as http: return await http.get('/task_info?seed=1')
+    r = asyncio.run(go())
+    assert r.status_code == 500 and r.json()['detail']['error']['message'].startswith('RuntimeError: at sk') and 'abcdef' not in r.text
 
 # games stepped by hand
 
