@@ -1,5 +1,5 @@
 "What a clone and a wheel promise"
-import configparser, json, re, subprocess, sys, tomllib, zipfile
+import ast, configparser, json, re, subprocess, sys, tomllib, zipfile
 from pathlib import Path
 
 import pytest
@@ -71,3 +71,12 @@ def test_the_index_leads_to_every_page():
     linked = set(re.findall(r'\]\(([\w/]+\.ipynb)\)', (ROOT/'nbs/index.ipynb').read_text()))
     pages = {str(p.relative_to(ROOT/'nbs')) for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts}
     assert pages - {'index.ipynb'} == linked
+
+
+def test_imports_stand_in_cells_of_their_own():
+    "nbdev's docs run the cells that import, and nothing else but what is exported"
+    def mixed(source): return {isinstance(o, (ast.Import, ast.ImportFrom)) for o in ast.parse(source).body} == {True, False}
+    for p in (ROOT/'nbs').rglob('*.ipynb'):
+        cells = [''.join(c['source']) for c in json.loads(p.read_text())['cells'] if c['cell_type'] == 'code']
+        found = [o for o in cells if not o.startswith('#| export') and mixed(o)]
+        assert found == [], p.name
