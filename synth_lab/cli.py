@@ -428,10 +428,10 @@ def _on_modal(task, name, mode, env_files, dry_run):
     from synth_lab.deploy import app_file, modal_app_file, modal_command, run_modal, write_app
     from synth_lab.taskapp import find_task
     name = name or find_task(task).id
-    file = write_app(app_file(name), modal_app_file(task, name, mode, env_files))
-    typer.echo(f'Wrote {file}')
-    typer.echo(f'{"Dry run" if dry_run else "Running"}: {" ".join(modal_command(file, mode))}')
-    if not dry_run: run_modal(modal_command(file, mode))
+    command = modal_command(app_file(name), mode)
+    typer.echo(f'Wrote {write_app(app_file(name), modal_app_file(task, name, mode, env_files))}')
+    typer.echo(f'{"Dry run" if dry_run else "Running"}: {" ".join(command)}')
+    if not dry_run: run_modal(command)
 
 @app.command('deploy')
 def _deploy(task:Task, runtime:Annotated[str, typer.Option(help='uvicorn, also called local, or modal.')]='uvicorn',

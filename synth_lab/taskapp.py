@@ -12,7 +12,7 @@ __all__ = ['Seed', 'STATUS', 'KEPT_RUNS', 'KEPT_GAMES', 'ROUTES', 'StepRewards',
            'given_keys', 'own_keys', 'admit', 'error_answer', 'TaskServer', 'create_task_app']
 
 # %% ../nbs/13d_taskapp.ipynb #ced51b09
-import asyncio, base64, hmac, ipaddress, json, os, re, time, uuid
+import asyncio, base64, hmac, ipaddress, json, os, re, time, uuid, warnings
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import wraps
@@ -256,6 +256,7 @@ class Rollout:
     began:float = field(default_factory=time.time)
     policy_id:str = field(default_factory=lambda: str(uuid.uuid4()))
     stopped:str = None # why it did not go on: `max_ops`, `max_time_s`, `abort`
+    not_kept:str = None # why it is not in the lab that was to keep it
 
     @property
     def decisions(self)->list: return [d for g in self.games for d in g.decisions]
@@ -451,7 +452,8 @@ def answer(r:Rollout, form:str=None)->dict:
     form = form or (r.asked.record.trace_format if r.asked.record.return_trace else 'compact')
     steps = [trajectory(r, g, form == 'compact') for g in r.games] if r.asked.record.trajectories else []
     return dict(run_id=r.asked.run_id, trajectories=steps, branches={}, metrics=metrics(r), aborted=bool(r.stopped), ops_executed=2*len(r.decisions),
-        trace_correlation_id=r.cid, trace=session_trace(session_of(r), form), pipeline_metadata=dict(trace_correlation_id=r.cid, inference_url=r.url))
+        trace_correlation_id=r.cid, trace=session_trace(session_of(r), form),
+        pipeline_metadata=dict(trace_correlation_id=r.cid, inference_url=r.url) | (dict(not_kept=r.not_kept) if r.not_kept else {}))
 
 # %% ../nbs/13d_taskapp.ipynb #5ebe5b2a
 class Unauthorised(LabError): "The key is missing, or is another one"
@@ -482,6 +484,13 @@ def _kept(table, key, value, most):
 # %% ../nbs/13d_taskapp.ipynb #68cadb39
 KEPT_RUNS,KEPT_GAMES = 1000,256
 
+def _opened(lab):
+    "The store of a folder that can be written to; raises `LabError`"
+    try: Path(lab).mkdir(parents=True, exist_ok=True)
+    except OSError as e: raise LabError(f'{lab} cannot be made: {e.strerror}', 'give a folder that you may write to') from None
+    if not os.access(lab, os.W_OK): raise LabError(f'{lab} cannot be written to, and no rollout could be kept there', 'give a folder that you may write to')
+    return Store(lab)
+
 class Desk:
     "A task at which rollouts are played"
     def __init__(self,
@@ -489,7 +498,7 @@ class Desk:
         keys=(),   # that requests have to show one of
         lab=None   # folder in which rollouts are kept
     ):
-        self.task,self.keys,self.store = task,tuple(keys),Store(lab) if lab else None
+        self.task,self.keys,self.store = task,tuple(keys),_opened(lab) if lab else None
         self.runs,self.games,self.snapshots = OrderedDict(),{},OrderedDict()
         self.writing,self.unkept = asyncio.Lock(),{} # rollouts that are over and not written yet
         self.box = create_app(Path(lab)/'models', Path(lab)) if lab else create_app()
@@ -538,6 +547,9 @@ async def _keep(self:Desk, r):
             mine = dict(self.unkept)
             await asyncio.to_thread(import_rollout, self.store, [*mine.values()])
             for o in mine: self.unkept.pop(o, None)
+    except LabError as e:
+        r.not_kept = redact(str(e))
+        warnings.warn(f'rollouts are not kept: {r.not_kept}')
     finally: self.unkept.pop(id, None)
 
 def _failed(r, e):

@@ -290,6 +290,7 @@ def test_modal_is_run_as_shown(place, monkeypatch):
     monkeypatch.setattr('synth_lab.deploy.subprocess.run', lambda command: ran.append(command[1:]) or subprocess.CompletedProcess(command, len(ran) - 1))
     good('deploy grpo-crafter --runtime modal --modal-mode serve --name crafter-blogpost')
     assert ran == [['-m', 'modal', 'serve', 'crafter_blogpost_modal.py']]
+    assert sl('deploy grpo-crafter --runtime modal --modal-mode sreve --name other').exit_code == 1 and not (place/'other_modal.py').exists()
     r = sl('deploy grpo-crafter --runtime modal')
     assert r.exit_code == 1 and '`modal deploy crafter_modal.py` ended with 1' in r.stderr
 

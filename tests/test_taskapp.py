@@ -4,7 +4,7 @@ import asyncio, contextlib, re, time
 import httpx, orjson, pytest
 
 from synth_lab.core import LabError
-from synth_lab.imports import _rollout_session, import_rollout
+from synth_lab.imports import SourceError, _rollout_session, import_rollout
 from synth_lab.lab import Lab
 from synth_lab.mock import REPLIES, mock
 from synth_lab.serve import serving
@@ -323,6 +323,18 @@ def test_rollouts_that_end_together_are_written_together(tmp_path, monkeypatch):
         async with client(create_task_app(lab=tmp_path)) as http:
             return await asyncio.gather(*(http.post('/rollout', json=asks(1, run_id=f'r{i}', env=dict(seed=i))) for i in range(6)))
     assert [o.status_code for o in asyncio.run(go())] == [200]*6 and sum(took) == 6 == len(Lab(tmp_path).episodes) and len(took) < 4
+
+def test_a_rollout_that_cannot_be_kept_is_answered_and_says_so(tmp_path, monkeypatch):
+    def full(store, found): raise SourceError('cannot write: No space left on device')
+    monkeypatch.setattr('synth_lab.taskapp.import_rollout', full)
+    with pytest.warns(UserWarning, match='not kept: cannot write: No space left'): r = fine(asks(1), app=create_task_app(lab=tmp_path))
+    assert r['metrics']['num_steps'] == 1 and r['pipeline_metadata']['not_kept'] == 'cannot write: No space left on device'
+
+def test_a_folder_that_nothing_can_be_kept_in_is_refused_at_once(tmp_path, monkeypatch):
+    (tmp_path/'file').write_text('')
+    with pytest.raises(LabError, match='cannot be made: '): create_task_app(lab=tmp_path/'file/lab')
+    monkeypatch.setattr('synth_lab.taskapp.os.access', lambda path, how: False) # whoever tests may be root, who may write anywhere
+    with pytest.raises(LabError, match='cannot be written to'): create_task_app(lab=tmp_path)
 
 # bodies that are none
 
