@@ -335,3 +335,13 @@ def test_one_sql_over_the_store_gives_the_same_numbers(tmp_path):
     assert np.allclose(m.success_rates(eps).rate, rates.loc[m.success_rates(eps).index])
     score = np.expm1(np.log1p(100*rates).groupby('model').mean())
     assert np.allclose(ours.crafter_score, score.loc[ours.index])
+
+
+def test_an_episode_that_does_not_say_its_seed_is_a_world_of_its_own():
+    "As imported ones may not, and not by which rules they were played"
+    v,seeds = [1, 2, 3, 5],pd.array([4, None, 4, None], 'Int32')
+    assert m.mean_ci(v, seeds) == m.mean_ci(v, [4, 10, 4, 11]) and m.n_worlds(seeds) == 3 and m.n_worlds([]) == 0
+    told = dict(model='a', status='done', seed=[1, 2], n_achievements=[3, 5], difficulty=None, rng=None, length=pd.array([None]*2, 'Int32'))
+    a,b = pd.DataFrame(told),pd.DataFrame(told | dict(model='b', n_achievements=[1, 1]))
+    assert m.paired(a, b).diff == 3
+    with pytest.raises(m.MetricsError, match='another game'): m.paired(a, b.assign(length=10))
