@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['STYLE', 'PALETTE', 'KINDS', 'styled', 'ERRORS', 'DASHES', 'MARKS', 'TINTS', 'VALUES', 'MOST', 'POINTS', 'MILESTONES',
            'COSTS', 'VIEWS', 'colours', 'Picture', 'Notice', 'guarded', 'Panel', 'short', 'Group', 'in_order', 'groups',
-           'counting', 'moving', 'curves', 'unlock_times', 'by_step', 'progress', 'distribution', 'success_bars',
-           'still_without', 'survival', 'spending', 'frontier', 'blank', 'reward_figure', 'Explorer', 'reward_explorer']
+           'Untold', 'counting', 'moving', 'curves', 'unlock_times', 'by_step', 'progress', 'distribution',
+           'success_bars', 'still_without', 'survival', 'spending', 'frontier', 'blank', 'reward_figure', 'Explorer',
+           'reward_explorer']
 
 # %% ../nbs/14_viz.ipynb #ebfdeb4c
 import io, re, sys
@@ -32,10 +33,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import EngFormatter, MaxNLocator, PercentFormatter
 from PIL import Image
+from traitlets import TraitError
 
 from .core import LabError, did_you_mean, digest, redact
 from .live import _in_notebook
-from .metrics import OUTCOMES, MetricsError, _need, _spent, finished, mean_ci, paired, ratio_ci, success_rates, tally, wilson
+from .metrics import OUTCOMES, MetricsError, _need, _spent, finished, mean_ci, n_worlds, paired, ratio_ci, success_rates, tally, wilson
 from .world import ACHIEVEMENTS
 
 # %% ../nbs/14_viz.ipynb #d08c9deb
@@ -158,7 +160,7 @@ _APART = dict(errors='failed', truncated='cut short', unfinished='not over')
 
 def short(
     name,        # such as a model id
-    most:int=24  # characters
+    most:int=21  # characters; so many are as wide as a key
 )->str: # with its middle left out if it is longer
     "A name that fits"
     name = str(name)
@@ -212,6 +214,8 @@ def groups(
 VALUES = {'n_achievements':'achievements an episode', 'return':'return of an episode', 'steps':'steps of an episode'}
 MOST = 8  # groups that a figure has room for
 
+class Untold(MetricsError): "What is to be drawn is not known of any episode"
+
 def counting(
     episodes:pd.DataFrame, # rows of the `episodes` table
     achievements=None      # names; None: all 22
@@ -227,6 +231,7 @@ def _prepared(episodes, by, achievements, fig, value='n_achievements'):
     "Groups to draw, and what their reader has to be told"
     e = counting(_need(episodes, ['status', value]), achievements)
     bare = e.status.isin(OUTCOMES['n']) & e[value].isna()
+    if len(e) and bare.all(): raise Untold(f'no episode here has its `{value}`', 'choose another column')
     found = groups(e[~bare], by, fig and fig.colours)
     notes = [f'{bare.sum()} episodes without `{value}` are left out'] if bare.any() else []
     for c in ('length', 'difficulty', 'rng'):
@@ -241,7 +246,7 @@ def _of(value, achievements):
 # %% ../nbs/14_viz.ipynb #802956c5
 def _axes(fig, found, height, title, left=.62, right=2.05, top=.42, bottom=.8, lines=2):
     "A cleared figure, high enough for a key of so many lines a group, and its only axes"
-    fig,height = fig or Picture(),max(height, .55+len(found)*(.14*lines+.1))
+    fig,height = fig or Picture(),max(height, top+.4+len(found)*(.14*lines+.1))
     fig.clear()
     fig.set_figheight(height)
     w = fig.get_figwidth()
@@ -318,7 +323,7 @@ def unlock_times(
         elif len(names): found[k, [place[a] for a in names]] = steps
     return pd.DataFrame(found, index=episodes.index, columns=list(ACHIEVEMENTS))
 
-def _undated(names, steps): return len(names) > 0 and steps is None
+def _undated(names, steps): return len(names) > 0 and not isinstance(steps, (list, np.ndarray))  # where no row has any, it is <NA>
 
 def by_step(
     episodes:pd.DataFrame, # one group
@@ -334,7 +339,9 @@ def by_step(
 # %% ../nbs/14_viz.ipynb #32068627
 def _dated(episodes):
     "The episodes of which it is known when they unlocked what, and what to say of the others"
-    bare = [o.status in OUTCOMES['n'] and _undated(o.achievements, o.unlock_steps) for o in episodes[['status', 'achievements', 'unlock_steps']].itertuples()]
+    known = episodes[['status', 'achievements', 'unlock_steps', 'length']]
+    bare = [pd.isna(o.length) or o.status in OUTCOMES['n'] and _undated(o.achievements, o.unlock_steps) for o in known.itertuples()]
+    if len(known) and all(bare): raise Untold('no episode here says when it unlocked what', 'imported traces may not; choose another view')
     return episodes[~np.array(bare, bool)],[f'{sum(bare)} episodes do not say when they unlocked what, and are left out'] if any(bare) else []
 
 @styled
@@ -360,10 +367,10 @@ def progress(
 
 # %% ../nbs/14_viz.ipynb #4c8cf69d
 def _edges(v):
-    "Edges of bins: one number wide where there are 5 to 40 of them, else 25 in all"
+    "Edges of bins: one number wide for whole numbers, and where there are 5 to 40 of them; else 25 in all"
     if not len(v): return np.array([-.5, .5])
     span = np.ptp(v)
-    width = 1 if 5 <= span <= 40 else span/25 or 1
+    width = 1 if span <= 40 and (span >= 5 or (v == v.round()).all()) else span/25 or 1
     return np.arange(v.min()-width/2, v.max()+width, width)
 
 @styled
@@ -386,7 +393,7 @@ def distribution(
         ax.stairs(s/top*.74-k, edges, baseline=-k, fill=True, color=g.tint)
         ax.plot([m.lo, m.hi], [-k-.1]*2, color=g.colour)
         ax.plot(m.value, -k-.1, g.mark, ms=4, color=g.colour)
-        said = g.label + (f'\nmean {m.value:.2f} [{m.lo:.2f}, {m.hi:.2f}]' if len(v) else '')
+        said = g.label + (f'\nmean {m.value:.2f}' if len(v) else '') + ('' if np.isnan(m.lo) else f' [{m.lo:.2f}, {m.hi:.2f}]')
         ax.text(1.02, -k+.3, said, transform=ax.get_yaxis_transform(), fontsize=8, va='center', color='#222222', parse_math=False)
     ax.set_yticks([-k+o for k in range(len(found)) for o in (0, .74)], ['0', f'{top:.0%}']*len(found))
     ax.set(xlabel=_of(value, achievements), ylabel='share of the episodes', ylim=(.75-len(found), .9))
@@ -442,7 +449,7 @@ def still_without(
     done = finished(episodes)
     times,steps = unlock_times(done)[list(achievements)].to_numpy(),np.unique(np.linspace(0, episodes.length.min(), 2*POINTS+1).round())
     share = (times > steps[:, None, None]).mean(1) if len(done) else np.full((len(steps), times.shape[1]), np.nan)
-    return steps,share,*wilson(share, max(1, done.seed.nunique()))
+    return steps,share,*wilson(share, max(1, n_worlds(done.seed)))
 
 # %% ../nbs/14_viz.ipynb #3a70c97c
 def _panels(n):
@@ -515,9 +522,10 @@ def spending(
     return t.assign(best=[not np.isnan(o.cost) and not beaten(o) for o in t.itertuples()])
 
 # %% ../nbs/14_viz.ipynb #04b3e1c5
-def _amount(x, cost):
-    "A cost in words"
-    return ', cost unknown' if np.isnan(x) else f' for ${x:.3g}' if cost == 'usd' else f' for {x:,.0f} tokens'
+def _reached(o, cost):
+    "A row of `spending` in words"
+    x,value = o.cost,'no mean' if np.isnan(o.value) else f'{o.value:.2f}'
+    return value + (', cost unknown' if np.isnan(x) else f' for ${x:.3g}' if cost == 'usd' else f' for {x:,.0f} tokens')
 
 def _cost_axis(ax, t, cost):
     "Scale and limits: logarithmic over more than one order of magnitude, if nothing is free; room at the right for those of unknown cost"
@@ -560,7 +568,7 @@ def frontier(
         ax.plot(x, o.value, g.mark, color=g.colour, ms=6, **move)
     ax.set(xlabel=f'{COSTS[cost]} per episode that counts, with what the others cost', ylabel=_of(value, achievements))
     ax.set_ylim(min(0, ax.get_ylim()[0]))
-    _key(ax, found, {g.name:f'{t.value[g.name]:.2f}{_amount(t.cost[g.name], cost)}' for g in found}, 
+    _key(ax, found, {g.name:_reached(t.loc[g.name], cost) for g in found}, 
         look=lambda g: dict(color=g.colour, marker=g.mark, markevery=[1], linestyle='', ms=6))
     return _below(fig, 'lines: 95 % intervals, over worlds; grey: nobody is better for less', *notes)
 
@@ -610,7 +618,8 @@ def reward_figure(
     if len(chosen): chosen = in_order(chosen, by).query('@first <= nth <= @upto', local_dict=dict(first=first, upto=last or np.inf))
     if not len(chosen): return blank('No episode is in this selection', fig)
     _,draw,takes = VIEWS[view]
-    return draw(chosen, by=by, fig=fig, **{k:how[k] for k in takes}, **(dict(achievements=achievements) if len(achievements) else {}))
+    try: return draw(chosen, by=by, fig=fig, **{k:how[k] for k in takes}, **(dict(achievements=achievements) if len(achievements) else {}))
+    except Untold as e: return blank(str(e), fig)
 
 
 
@@ -627,6 +636,14 @@ def _controls():
         window=W.SelectionSlider(description='smoothing', options=(1, 2, 5, 10, 20, 50, 100, 200, 500), value=20, **wide),
         beside=choose('beside', ('no other run', None)), cost=choose('cost', *((v, k) for k,v in COSTS.items())))
 
+def _set(name, control, value):
+    "Give a control a value that it has; of several, also as a list or an index"
+    if isinstance(control, W.SelectMultiple): value = (value,) if isinstance(value, str) else tuple(value)
+    try: control.value = value
+    except TraitError:
+        known = [str(o) for o in getattr(control, '_options_values', ())]
+        raise LabError(f'the explorer cannot set {name} to {value!r}', f'choose of {", ".join(known[:12])}' if known else 'give (first, last)') from None
+
 # %% ../nbs/14_viz.ipynb #729aa4c9
 class Explorer(Panel):
     "Controls, and the figure that they move"
@@ -639,7 +656,7 @@ class Explorer(Panel):
         self.read()
         for k,o in start.items():
             if k not in self.controls: raise LabError(f'the explorer has no control `{k}`', did_you_mean(k, self.controls))
-            self.controls[k].value = o
+            _set(k, self.controls[k], o)
         again = W.Button(description='Read again', layout=W.Layout(width='98%'))
         again.on_click(lambda _: self.reread())
         for o in self.controls.values(): o.observe(lambda _: self.redraw(), 'value')

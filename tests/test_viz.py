@@ -208,6 +208,16 @@ def test_what_has_no_number_is_left_out_and_said(many):
     assert '1 episodes do not say when' in texts(viz.survival(own)) and 'n = 8' in texts(viz.survival(own))
 
 
+def test_where_nothing_can_be_said_nothing_is_said():
+    one = rows('a', 1)
+    assert texts(viz.distribution(one)).count(f'mean {one.n_achievements[0]:.2f}\n') == 1 and 'nan' not in texts(viz.distribution(one))
+    lost = texts(viz.frontier(pd.concat([one, rows('b', 2, status='error')])))
+    assert 'n = 0, 2 failed\nno mean, cost unknown' in lost and 'nan' not in lost
+    for values,edges in (([0, 3, 1], [-.5, .5, 1.5, 2.5, 3.5]), ([2.5, 2.5], [2, 3]), ([0, .5, 1], 26), ([0, 100], 26)):
+        found = viz._edges(np.array(values, float))
+        assert len(found) in (26, 27) if edges == 26 else found.tolist() == edges
+
+
 # ---- looks
 
 
@@ -236,7 +246,7 @@ def test_pictures_are_small_and_do_not_depend_on_the_page(many):
 
 def test_names_that_matplotlib_would_typeset_are_left_alone():
     assert reward_figure(rows('$a_b$ and $x', 3), 'distribution').png()
-    assert viz.short('a'*40) == 'a'*11+'…'+'a'*12
+    assert viz.short('a'*40) == 'a'*9+'…'+'a'*11
 
 
 def test_more_groups_than_there_is_room_for(many):
@@ -279,8 +289,22 @@ def test_no_key_in_an_error(monkeypatch):
 # ---- the widget
 
 
+@pytest.fixture(scope='module')
+def made(many):
+    explorer = reward_explorer(SimpleNamespace(episodes=many))
+    return explorer,explorer.lab,{k:o.value for k,o in explorer.controls.items()},explorer.image.value
+
+
 @pytest.fixture
-def explorer(many): return reward_explorer(SimpleNamespace(episodes=many))
+def explorer(made):
+    "An explorer as it is at first"
+    explorer,explorer.lab,start,image = made[0],*made[1:]
+    explorer.held = True
+    explorer.read()
+    for k,value in start.items(): explorer.controls[k].value = value
+    explorer.held,explorer.image.value = False,image
+    explorer.notice.clear()
+    return explorer
 
 
 def size(explorer): return Image.open(io.BytesIO(explorer.image.value)).size
@@ -295,7 +319,7 @@ def extremes(control):
 
 def test_each_control_at_its_extremes(explorer):
     for name,control in explorer.controls.items():
-        explorer.controls['view'].value = dict(beside='success', cost='frontier').get(name, 'curves')
+        explorer.held,explorer.controls['view'].value,explorer.held = True,dict(beside='success', cost='frontier').get(name, 'curves'),False
         seen = set()
         for value in extremes(control):
             control.value = value
@@ -360,6 +384,10 @@ def test_reading_again_keeps_what_was_chosen(many):
 
 def test_a_start_that_is_not_there(many):
     lab = SimpleNamespace(episodes=many)
+    for start,why in ((dict(window=7), 'cannot set window to 7 → choose of 1, 2'), (dict(runs=['fats']), 'cannot set runs to .*choose of fast, slow'),
+            (dict(episodes=9), r'give \(first, last\)')):
+        with pytest.raises(LabError, match=why): reward_explorer(lab, **start)
+    assert reward_explorer(lab, models=pd.Index(['slow']), runs='slow').settings['models'] == ('slow',)
     with pytest.raises(LabError, match='did you mean `view`'): reward_explorer(lab, viev='survival')
     with pytest.raises(MetricsError, match='did you mean `survival`'): reward_figure(many, 'survivel')
     with pytest.raises(MetricsError, match='no episode has run_id `fats` → did you mean `fast`'): reward_figure(many, runs=['fats'])
@@ -377,6 +405,23 @@ def test_odd_tables(view):
     alike['achievements'],alike['unlock_steps'] = [NAMES[:3]]*3,[[1, 1, 100]]*3
     for eps in (rows('a', 1, cost_usd=0.), failed, alike):
         assert reward_figure(eps, view, by='run_id', cost='usd').png()
+
+
+def test_a_lab_of_imported_episodes(tmp_path):
+    "Which do not say how long a game is, when it unlocked what, and sometimes not what"
+    lab = Lab(tmp_path/'lab', endpoint='local')
+    step = dict(obs={}, tool_calls=[], reward=1., done=True, info=dict(achievements_added=NAMES[:2]))
+    answer = lambda run: dict(run_id=run, trajectories=[dict(steps=[step], env_id='crafter', policy_id='p')], metrics=dict(episode_returns=[1.], mean_return=1.))
+    for run in ('a', 'b'): lab.import_rollout(answer(run))
+    found = lab.episodes
+    assert found.length.isna().all() and found.unlock_steps.isna().all()
+    explorer = reward_explorer(lab, by='run_id')
+    for view in viz.VIEWS:
+        explorer.controls['view'].value = view
+        assert explorer.notice.value == '' and ('when it unlocked what' in texts(explorer.picture)) == (view in ('progress', 'survival')), view
+    bare = found.assign(n_achievements=pd.NA)
+    for view in ('curves', 'distribution', 'success', 'frontier'): assert 'no episode here has its `n_achievements`' in texts(reward_figure(bare, view))
+    with pytest.raises(MetricsError, match='choose another column'): viz.curves(bare)
 
 
 def test_an_empty_lab_and_then_one_run(tmp_path):
