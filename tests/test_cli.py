@@ -9,6 +9,7 @@ from synth_lab import Lab
 from synth_lab.cli import app
 from synth_lab.mock import mock
 from synth_lab.serve import create_app, serving
+from synth_lab.worker import work
 
 SCRIPT = Path(sys.executable).with_name('synth-lab')
 
@@ -36,13 +37,21 @@ def good(line, **how):
     return r.stdout
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+    "Jobs are worked on here, as they are made: a process of its own would first import all again"
+    monkeypatch.setattr('synth_lab.worker._spawn', lambda job, lab, models, fd: work(job, lab, models))
+
+
 @pytest.fixture(scope='module')
 def played(tmp_path_factory):
     "A lab with a run of the expert, a dataset made of it, and a model that learned from that"
     lab = Lab(tmp_path_factory.mktemp('played')/'lab', 'local')
     lab.rollout_sync('expert', range(6), run_id='teacher', length=60, split='train')
     lab.filter(min_achievements=3).write(lab.path/'best.jsonl')
-    lab.sft(lab.path/'best.jsonl', epochs=2)
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr('synth_lab.worker._spawn', lambda job, lab, models, fd: work(job, lab, models))
+        lab.sft(lab.path/'best.jsonl', epochs=2)
     return lab
 
 
@@ -134,7 +143,7 @@ def config(place, **more):
     (place/'sft.toml').write_text('\n'.join(['[algorithm]', 'type = "offline"', 'method = "sft"', 'variety = "fft"', '[job]', 'model = "student"', '[hyperparameters]', *(f'{k} = {v}' for k, v in more.items())]))
 
 
-def test_training_is_followed_line_by_line_until_its_model(place, played):
+def test_training_is_followed_line_by_line_until_its_model(place, played, at_once):
     config(place, n_epochs=2)
     lines = good(f'train --type sft --config sft.toml --dataset {played.path}/best.jsonl --poll').splitlines()
     job, model = lines[0].removeprefix('job '), lines[-1].removeprefix('succeeded → ')
@@ -144,7 +153,7 @@ def test_training_is_followed_line_by_line_until_its_model(place, played):
     assert model in good('status') and 'sft.job.completed' in good(f'status jobs get {job}')
 
 
-def test_a_job_that_failed_ends_with_its_reason(place):
+def test_a_job_that_failed_ends_with_its_reason(place, at_once):
     row = dict(messages=[dict(role='user', content='hi'), dict(role='assistant', content='hello')])
     (place/'chat.jsonl').write_text(json.dumps(row) + '\n')
     r = sl('train --type sft --dataset chat.jsonl --poll')
@@ -222,7 +231,7 @@ def test_judges_of_a_configuration(place, played):
 
 # --- the pipeline's own steps
 
-def test_evaluation_filter_and_training_close(place):
+def test_evaluation_filter_and_training_close(place, at_once):
     r = sl('eval crafter --model expert --seeds 0-5 --max-turns 12 --split train --trace-db traces/v3')
     assert r.exit_code == 0 and '6 worlds of train' in r.stdout and len([o for o in r.stderr.splitlines() if o.startswith('seed=')]) == 6
     assert 'Wrote' in good('filter --trace-db traces/v3 --limit 40 --output ft_data/best.jsonl')

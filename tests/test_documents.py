@@ -13,6 +13,7 @@ from synth_lab.cli import app
 from synth_lab.mock import mock
 from synth_lab.serve import serving
 from synth_lab.taskapp import create_task_app
+from synth_lab.worker import work
 
 SEEDS = Path(__file__).parents[2]/'shared/seeds'
 CONFIGS = 'examples/blog_posts/warming_up_to_rl/configs'
@@ -168,7 +169,9 @@ def place(tmp_path_factory):
         Path(folder).mkdir(parents=True)
         for name, text in FILES.items(): Path(folder, f'{name}.toml').write_text(text)
     os.environ |= dict(SYNTH_LAB_PATH=str(there/'lab'), CRAFTER_TRACE_DB='traces/v3/crafter_blog.db')
-    yield there
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr('synth_lab.worker._spawn', lambda job, lab, models, fd: work(job, lab, models)) # a process of its own would first import all again
+        yield there
     os.chdir(here)
     os.environ.clear()
     os.environ.update(before)

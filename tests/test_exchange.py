@@ -71,8 +71,20 @@ def both(a, *more):
     for o in more: a = {t:a.get(t, []) + o.get(t, []) for t in a|o}
     return a
 
+@pytest.fixture(scope='module')
+def opened(tmp_path_factory): return Store(tmp_path_factory.mktemp('imported')/'lab')
+
 @pytest.fixture
-def store(tmp_path): return Store(tmp_path/'lab')
+def sealing(opened):
+    "A lab without runs; it is the same one, emptied, for opening one takes longer than most tests"
+    yield opened
+    shutil.rmtree(opened.path, ignore_errors=True)
+
+@pytest.fixture
+def store(sealing, monkeypatch):
+    "A lab without runs for tests of values: what is imported is read as it was written, which takes half of the time"
+    monkeypatch.setattr(imports, 'seal_segment', lambda path: False)
+    return sealing
 
 def one(store, q, *params):
     found, = store.rows(q, *params)
@@ -82,34 +94,34 @@ def utc(value): return value.astimezone(timezone.utc).isoformat()
 
 # Both shapes
 
-def test_two_halves_of_a_session_become_one_episode(store, tmp_path):
+def test_two_halves_of_a_session_become_one_episode(sealing, tmp_path):
     a = database(tmp_path/'eval.db', **session(model='Qwen/Qwen3-4B', task_split='eval', eval_seed=11, official_score=1., judge_scores=dict(style='0.25')))
     b = database(tmp_path/'app.db', **both(session(), rewards()))
-    found = import_synth(store, a, b)
+    found = import_synth(sealing, a, b)
     assert (found.new, found.known, list(found.runs.values())) == (1, 0, [1])
     run, = found.runs
-    e = one(store, 'FROM episodes')
+    e = one(sealing, 'FROM episodes')
     assert {k:e[k] for k in ('episode_id', 'model', 'endpoint', 'split', 'seed', 'sample', 'status', 'ended_by', 'turns', 'return', 'n_achievements', 'achievements', 'calls',
         'unusable', 'verdicts', 'input_tokens', 'output_tokens', 'cost_usd', 'unlock_steps', 'wall_s', 'rng', 'difficulty')} == dict(episode_id=f'{run}:11:0',
         model='Qwen/Qwen3-4B', endpoint='groq', split='eval', seed=11, sample=0, status='done', ended_by='max_turns', turns=2, **{'return':2.}, n_achievements=2,
         achievements=['collect_wood', 'place_table'], calls=2, unusable=0, verdicts=dict(ok=2), input_tokens=1800, output_tokens=80, cost_usd=None, unlock_steps=None,
         wall_s=None, rng=None, difficulty=None)
     assert (utc(e['started_at']), utc(e['ended_at'])) == ('2026-11-30T15:37:50+00:00', '2026-11-30T15:37:54.500000+00:00')
-    c, _ = store.rows('FROM calls ORDER BY turn')
+    c, _ = sealing.rows('FROM calls ORDER BY turn')
     assert {k:c[k] for k in ('turn', 'call_id', 'model', 'verdict', 'thought', 'tool_name', 'arguments', 'actions', 'turn_reward', 'latency_ms', 'temperature', 'seed',
         'cached_tokens', 'reasoning_tokens', 'cost_usd', 'raw', 'problem')} == dict(turn=1, call_id='c0', model='qwen', verdict='ok', thought='hm', tool_name='interact_many',
         arguments='{"actions": ["move_left", "do"]}', actions=['move_left', 'do'], turn_reward=1, latency_ms=89., temperature=.2, seed=None, cached_tokens=None,
         reasoning_tokens=None, cost_usd=None, raw=None, problem=None)
     assert utc(c['started_at']) == '2026-11-30T15:37:53.151189+00:00'
-    assert [store.message(i) for i in c['prompt_ids']] == [dict(role='system', content='Play Crafter.'), dict(role='user', content='turn 0')]
-    assert store.message(c['output_id'])['tool_calls'][0]['function'] == dict(name='interact_many', arguments='{"actions": ["move_left", "do"]}')
-    assert store.message(c['tools_id']) == [dict(type='function')]
-    assert store.rows("SELECT scope, turn, name, value, source FROM rewards WHERE source <> 'env' ORDER BY name") == [
+    assert [sealing.message(i) for i in c['prompt_ids']] == [dict(role='system', content='Play Crafter.'), dict(role='user', content='turn 0')]
+    assert sealing.message(c['output_id'])['tool_calls'][0]['function'] == dict(name='interact_many', arguments='{"actions": ["move_left", "do"]}')
+    assert sealing.message(c['tools_id']) == [dict(type='function')]
+    assert sealing.rows("SELECT scope, turn, name, value, source FROM rewards WHERE source <> 'env' ORDER BY name") == [
         dict(scope='episode', turn=None, name='achievements_count', value=2., source='environment'), dict(scope='episode', turn=None, name='official_score', value=1., source='eval'),
         dict(scope='turn', turn=1, name='shaped', value=.5, source='evaluator'), dict(scope='episode', turn=None, name='style', value=.25, source='judge'),
         dict(scope='episode', turn=None, name='total_reward', value=2., source='environment')]
-    assert store.rows('FROM steps') == [] and store.verify().ok
-    said = json.loads(one(store, 'SELECT provenance FROM runs')['provenance'])['imported']
+    assert sealing.rows('FROM steps') == [] and sealing.verify().ok
+    said = json.loads(one(sealing, 'SELECT provenance FROM runs')['provenance'])['imported']
     assert said['replayable'] is False and [o['name'] for o in said['sources']] == ['eval.db', 'app.db'] and said['sessions']['s1']['episode_id'] == e['episode_id']
 
 def test_either_half_may_come_alone_or_first(tmp_path):
@@ -267,10 +279,10 @@ def test_an_unknown_seed_is_null(store, tmp_path):
     e = one(store, 'FROM episodes')
     assert e['seed'] is None and e['episode_id'].endswith(':unknown:0')
 
-def test_imported_episodes_can_be_filtered_and_learned_from(store, tmp_path):
+def test_imported_episodes_can_be_filtered_and_learned_from(sealing, tmp_path):
     record_ = lambda t: record(t, request_params=dict(raw_params=dict(messages=[dict(role='user', content='x')], tools=[dict(type='function', function=dict(name='interact_many'))])))
-    import_synth(store, database(tmp_path/'a.db', **session(model='m', record=record_)))
-    kept = Filter(models='m', min_achievements=2).select(store)
+    import_synth(sealing, database(tmp_path/'a.db', **session(model='m', record=record_)))
+    kept = Filter(models='m', min_achievements=2).select(sealing)
     assert len(kept.episodes) == 1 and kept.write(tmp_path/'sft.jsonl').rows == 2
 
 def test_episodes_that_cannot_be_replayed_are_not_tried(store, tmp_path):
@@ -311,11 +323,11 @@ def test_an_import_that_fails_leaves_nothing(store, tmp_path, monkeypatch):
     assert list(store.path.iterdir()) == [] and store.rows('FROM runs') == []
     assert import_synth(store, file).new == 1
 
-def test_large_sessions_of_many_segments(store, tmp_path, monkeypatch):
+def test_large_sessions_of_many_segments(sealing, tmp_path, monkeypatch):
     monkeypatch.setattr('synth_lab.traces.SEGMENT_BYTES', 2000)
-    import_synth(store, database(tmp_path/'a.db', **both(*(session(f's{i}', first=1+10*i) for i in range(6)))))
-    assert one(store, 'SELECT count(*) AS n FROM calls')['n'] == 12 and one(store, 'SELECT count(*) AS n FROM segments')['n'] > 2 and store.verify().ok
-    assert not list(store.path.rglob('*.jsonl')) and not [p for p in store.path.iterdir() if p.name.startswith('.import')]
+    import_synth(sealing, database(tmp_path/'a.db', **both(*(session(f's{i}', first=1+10*i) for i in range(6)))))
+    assert one(sealing, 'SELECT count(*) AS n FROM calls')['n'] == 12 and one(sealing, 'SELECT count(*) AS n FROM segments')['n'] > 2 and sealing.verify().ok
+    assert not list(sealing.path.rglob('*.jsonl')) and not [p for p in sealing.path.iterdir() if p.name.startswith('.import')]
 
 def test_a_log_beside_the_database_is_read(store, tmp_path):
     file = database(tmp_path/'a.db')
@@ -403,16 +415,16 @@ def test_a_response_file_that_is_not_there(store, tmp_path):
 # What the real system wrote
 
 @pytest.mark.skipif(not FIXTURES.is_dir(), reason='files of the real system are not here')
-def test_files_of_the_real_system(store):
-    found = import_synth(store, FIXTURES/'synth_v3_traces.db', FIXTURES/'synth_v3_taskapp.db')
-    assert (found.new, found.notes) == (2, (imports._ABSENT,)) and import_rollout(store, FIXTURES/'rollout_response.json').new == 1
-    assert store.rows('SELECT model, endpoint, seed, turns, status, "return", n_achievements, input_tokens, output_tokens, cost_usd FROM episodes ORDER BY seed') == [
+def test_files_of_the_real_system(sealing):
+    found = import_synth(sealing, FIXTURES/'synth_v3_traces.db', FIXTURES/'synth_v3_taskapp.db')
+    assert (found.new, found.notes) == (2, (imports._ABSENT,)) and import_rollout(sealing, FIXTURES/'rollout_response.json').new == 1
+    assert sealing.rows('SELECT model, endpoint, seed, turns, status, "return", n_achievements, input_tokens, output_tokens, cost_usd FROM episodes ORDER BY seed') == [
         dict(model='mock-model', endpoint='custom', seed=s, turns=n, status='done', n_achievements=2, input_tokens=900*n, output_tokens=40*n, cost_usd=None, **{'return':2.})
         for s,n in ((0, 10), (1, 10), (6, 4))]
-    assert [o['turn_reward'] for o in store.rows('SELECT turn_reward FROM calls WHERE episode_id LIKE \'%:0:0\' ORDER BY turn')] == [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
-    assert store.rows('SELECT DISTINCT verdict FROM calls') == [dict(verdict='ok')] and one(store, "SELECT sum(value) AS s FROM rewards WHERE name = 'total_reward'")['s'] == 4
-    assert utc(one(store, 'SELECT min(started_at) AS t FROM episodes')['t']) == '2026-11-30T15:37:50.997428+00:00'
-    assert import_synth(store, FIXTURES/'synth_v3_traces.db', FIXTURES/'synth_v3_taskapp.db').known == 2 and store.verify().ok
+    assert [o['turn_reward'] for o in sealing.rows('SELECT turn_reward FROM calls WHERE episode_id LIKE \'%:0:0\' ORDER BY turn')] == [1, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert sealing.rows('SELECT DISTINCT verdict FROM calls') == [dict(verdict='ok')] and one(sealing, "SELECT sum(value) AS s FROM rewards WHERE name = 'total_reward'")['s'] == 4
+    assert utc(one(sealing, 'SELECT min(started_at) AS t FROM episodes')['t']) == '2026-11-30T15:37:50.997428+00:00'
+    assert import_synth(sealing, FIXTURES/'synth_v3_traces.db', FIXTURES/'synth_v3_taskapp.db').known == 2 and sealing.verify().ok
 
 # Exports
 
