@@ -314,7 +314,13 @@ def _check(self:FilterConfig):
     if self.shuffle_seed is not None and not self.shuffle:
         raise ConfigError('shuffle_seed is of a shuffle that is off', 'set shuffle = true, or leave shuffle_seed out', 'shuffle_seed')
     try: Filter(**self.rules)
-    except FilterError as e: raise ConfigError(f'[filter] {e.message}', e.fix) from None
+    except FilterError as e: raise ConfigError(f'[filter] {self._as_written(e.message)}', self._as_written(e.fix)) from None
+
+@patch
+def _as_written(self:FilterConfig, text):
+    "A sentence on rules, by the names that the file has for them"
+    names = {new:old for old,(new,_) in FORMER.items() if old in self.model_fields_set and new != 'seed'}
+    return re.sub(r'\w+', lambda m: names.get(m[0], m[0]), text) if text else text
 
 # %% ../nbs/15a_configs.ipynb #1063a692
 _NO_SERVER = 'no server for traces is needed: rollouts are kept in files'
@@ -516,8 +522,9 @@ def _same(what, **found):
 
 def _given_to(values, table, **names):
     "Move keys that a caller gave flat into `table`"
-    moved = {new:values.pop(old) for old,new in names.items() if old in values}
-    return values | ({table:dict(values.get(table) or {}) | moved} if moved else {})
+    moved,there = {new:values.pop(old) for old,new in names.items() if old in values},values.get(table, {})
+    if moved and not isinstance(there, dict): raise ConfigError(f'{table} = {there!r}: not a table', f'write [{table}] above its keys', table)
+    return values | ({table:there | moved} if moved else {})
 
 # %% ../nbs/15a_configs.ipynb #c7d0c263
 _BY_EPOCH = 'the games held back are looked at after every epoch'
@@ -890,7 +897,7 @@ def turn_pay(self:RLConfig)->dict|None: # keywords of `synth_lab.rl.step_rewards
 def _limits(self:RLConfig):
     "Every key that says how many turns an episode has"
     r,t = self.rollout,self.training
-    said = {'rollout.max_turns':r.max_turns, 'training.max_turns':t.max_turns, 'rollout.ops':r.ops and check_ops(r.ops)}
+    said = {'rollout.max_turns':r.max_turns, 'training.max_turns':t.max_turns, 'rollout.ops':None if r.ops is None else check_ops(r.ops)}
     said |= dict(max_steps_per_episode=r.env_config.env_params.max_steps_per_episode)
     return {k:v for k,v in said.items() if v is not None}
 

@@ -13,6 +13,7 @@ from synth_lab.filters import FilterError
 from synth_lab.jobs import LearningClient
 from synth_lab.lab import Lab
 from synth_lab.policies import init_weights, save_checkpoint
+from synth_lab.tables import _inner
 from synth_lab.train import read_examples, sft
 
 EXAMPLES = Path(__file__).parents[1]/'nbs/pipeline/configs'
@@ -165,15 +166,15 @@ REFUSED = [(EvalConfig, o, why) for o,why in {'env_config = {seed = 3}':'write t
     'temperature = 0.1\npolicy_config = {temperature = 0.2}':'said twice', 'env_config = {difficulty = "brutal"}':'no difficulty',
     'env_config = {dificulty = "easy"}':'mean `difficulty`', 'seeds = [1, 1]':'there twice', 'seeds = []':'seeds', 'seeds = "a"':'0,1,2 or 0-9,12',
     'metadata = ["easy"]':'key=value'}.items()] + [(FilterConfig, o, why) for o,why in {'task_ids = ["a"]':'use `seeds`', 'shuffle_seed = 3':'shuffle = true',
-    'min_official_score = 3\nmax_official_score = 2':'above',
-    'min_official_score = 1\nmin_achievements = 1':'same rule', 'min_created_at = "yesterday"':'created',
+    'min_official_score = 3\nmax_official_score = 2':'min_official_score=3 is above max_official_score=2',
+    'min_official_score = 1\nmin_achievements = 1':'same rule', 'min_created_at = "yesterday"':'`min_created_at` keeps', 'max_created_at = nan':'max_created_at=nan',
     'require_any = ["wood"]':'no achievement'}.items()] + [(RLConfig, o, why) for o,why in {
     '[judge]\ntype = "a"':'is gone', '[judge]\ntimeout_s = 3':'[judge.options]', '[judge.options]\nmax_concurrency = 3':'is gone',
         '[judge.options]\ntracks = ["a"]':'is gone', '[rubric]\napi_base = "a"':'settings.ini',
     '[training]\nstep_rewards_beta = 0.1':'step_rewards_beta', '[training]\nstep_rewards_strategy = "consistent"':'nothing says whether',
     '[evaluation]\ninstances = 3\nseeds = [1]':'3 instances of 1 seeds', '[model]\nbase = "b"':'said twice',
     '[training]\ngroup_size = 1':'group_size', '[rollout]\nrubric_rewards_only = true\ntask_app_origin_rewards_only = true':'no reward',
-    '[algorithm]\nvariety = "dpo"':'variety', '[training]\nevent_rewards_kind = "absolute"':'counts for the pay'}.items()]
+    '[rollout]\nops = []':'ops', '[algorithm]\nvariety = "dpo"':'variety', '[training]\nevent_rewards_kind = "absolute"':'counts for the pay'}.items()]
 
 @pytest.mark.parametrize('cls,text,why', REFUSED)
 def test_a_key_that_cannot_be_meant_is_refused_by_name(toml, cls, text, why):
@@ -213,6 +214,26 @@ def test_a_number_that_is_none_is_an_error_everywhere(toml, value):
         (SmokeConfig, f'[smoke]\nmax_steps = {value}'),
             (SFTConfig, f'{SFT}[hyperparameters]\nn_epochs = {value}'), (RLConfig, f'{RL}[training]\nbatch_size = {value}')):
         with pytest.raises(ConfigError): cls.load(toml(text))
+
+def every_key(cls, above=()):
+    "The keys of a configuration, with those of its tables"
+    for k,f in cls.model_fields.items():
+        yield (*above, k)
+        if (inner := _inner(f.annotation)) and len(above) < 4: yield from every_key(inner, (*above, k))
+
+@pytest.mark.parametrize('cls', [EvalConfig, FilterConfig, SFTConfig, RLConfig, SmokeConfig])
+def test_whatever_a_key_holds_it_is_taken_or_refused(cls):
+    "Nothing else is raised, now or when the configuration is read"
+    least = {EvalConfig:dict(model='expert'), FilterConfig:dict(output='a.jsonl'), SFTConfig:dict(model='student'), RLConfig:dict(model='student')}.get(cls, {})
+    taken = refused = 0
+    for *above,key in every_key(cls):
+        for value in (-1, 1.5, float('nan'), '', 'x', True, [], [1], {}, {'a':1}, 10**30):
+            inner = {key:value}
+            for k in reversed(above): inner = {k:inner}
+            try: made = cls(**least | inner)
+            except ConfigError: refused += 1
+            else: taken,_ = taken+1,(made.notes, [getattr(made, k, None) for k in ('rules', 'how', 'wire', 'blend', 'turn_pay')])
+    assert 10 < taken < refused
 
 def test_what_is_missing_is_said(toml):
     for cls,text,why in ((EvalConfig, '[eval]', 'lacks `model`'), (FilterConfig, '[filter]', 'lacks `output`'), (SFTConfig, '', 'no model to fine-tune'),
