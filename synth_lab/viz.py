@@ -186,7 +186,7 @@ class Group:
     def label(self):
         t = tally(self.rows)
         apart = ', '.join(f'{t[k]} {word}' for k,word in _APART.items() if t[k])
-        return f'{short(self.name)}\nn = {t["n"]}' + (f', {apart}' if apart else '')
+        return f'{short(self.name)}\n' + fill(f'n = {t["n"]}' + (f', {apart}' if apart else ''), 26)
 
 # %% ../nbs/14_viz.ipynb #1331243c
 def in_order(
@@ -246,7 +246,7 @@ def _of(value, achievements):
 # %% ../nbs/14_viz.ipynb #802956c5
 def _axes(fig, found, height, title, left=.62, right=2.05, top=.42, bottom=.8, lines=2):
     "A cleared figure, high enough for a key of so many lines a group, and its only axes"
-    fig,height = fig or Picture(),max(height, top+.4+len(found)*(.14*lines+.1))
+    fig,height = fig or Picture(),max(height, top+.4+sum(.14*(g.label.count('\n')+lines-1)+.1 for g in found))
     fig.clear()
     fig.set_figheight(height)
     w = fig.get_figwidth()

@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 from fastcore.basics import patch
 from matplotlib.font_manager import findfont, get_font
+from matplotlib.ticker import MaxNLocator
 
 from . import labels  # which open a store's episodes
 from .checks import diff
@@ -241,6 +242,7 @@ def _axes(fig, last, most):
     ax = fig.box(.55, .45, fig.get_figwidth()-.75, 1.05)
     ax.set(xlim=(-.5, last+.5), ylim=(-.06*most, most*1.12))
     ax.set_xlabel('step')
+    ax.xaxis.set_major_locator(MaxNLocator(10, steps=[1, 2, 5, 10], integer=True))
     return ax
 
 @styled

@@ -93,7 +93,7 @@ def test_failed_episodes_keep_their_place_and_are_counted():
     fig = viz.curves(own.set_axis([0]*20), window=3) # as `pd.concat` may leave it
     lost, = (o for o in fig.axes[0].lines if o.get_marker() == 'x')
     assert lost.get_xdata().tolist() == [5, 12, 16, 17]
-    assert 'n = 16, 2 failed, 1 cut short, 1 not over' in texts(fig)
+    assert 'n = 16, 2 failed, 1 cut\nshort, 1 not over' in texts(fig)
     for name in ('progress', 'distribution', 'success', 'survival', 'frontier'): assert 'n = 16, 2 failed' in texts(reward_figure(own, name)), name
 
 
