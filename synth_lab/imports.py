@@ -240,7 +240,8 @@ def _open(path):
     log = path.with_name(f'{path.name}-wal')
     try: return _opened(path, 'mode=ro')
     except sqlite3.OperationalError as e:
-        if 'unable to open' in str(e) and not (log.exists() and log.stat().st_size): return _opened(path, 'immutable=1') # a folder where SQLite cannot put its index
+        # a folder where SQLite cannot put its index
+        if 'unable to open' in str(e) and not (log.exists() and log.stat().st_size): return _opened(path, 'immutable=1')
         fix = 'wait for whoever writes it, or copy it with its -wal file into a folder that you may write to'
         raise SourceError(f'{path} cannot be opened: {e}', fix) from None
     except sqlite3.DatabaseError as e: raise SourceError(f'{path} is not a SQLite database: {e}', 'give the file that `--trace-db` named') from None
@@ -312,7 +313,8 @@ def _session(id, seed, model, split, endpoint, calls, had, times, ends, rewards,
         'error_type':why[0], 'error_message':why[1], **{k:whole(k) if calls else None for k in ('input_tokens', 'output_tokens', 'cost_usd')}}
     if world: end |= _of_steps([o for c in calls for o in c['steps']]) | dict(final_hash=final_hash)
     model = model or next(iter(Counter(o['model'] for o in calls if o.get('model')).most_common(1)), (None,))[0]
-    return dict(id=id, seed=_whole(seed), model=model, split=split, endpoint=endpoint, calls=calls, rewards=rewards, end=end) | (dict(world=world) if world else {})
+    found = dict(id=id, seed=_whole(seed), model=model, split=split, endpoint=endpoint, calls=calls, rewards=rewards, end=end)
+    return found | (dict(world=world) if world else {})
 
 def _of_steps(steps): return dict(steps_played=len(steps), unlock_steps=[o['step'] for o in steps for _ in o['unlocked']])
 
@@ -365,8 +367,9 @@ def _played(events):
 
 def _moves(steps):
     "World steps as a trace of the lab has them"
-    return [dict(step=_whole(o.get('step')), action=str(o.get('action')), effect=str(o.get('effect')), reward=_number(o.get('reward')), health=_whole(o.get('health')),
-        unlocked=[str(a) for a in _list(o.get('unlocked'))], terminated=bool(o.get('terminated')), truncated=bool(o.get('truncated'))) for o in map(_dict, _list(steps))]
+    return [dict(step=_whole(o.get('step')), action=str(o.get('action')), effect=str(o.get('effect')), reward=_number(o.get('reward')),
+        health=_whole(o.get('health')), unlocked=[str(a) for a in _list(o.get('unlocked'))], terminated=bool(o.get('terminated')),
+        truncated=bool(o.get('truncated'))) for o in map(_dict, _list(steps))]
 
 _WORLD = ('difficulty', 'rng', 'length')
 

@@ -456,7 +456,8 @@ def _tell(attempt, server):
         attempt.response = None
         return
     n = server.shown[attempt.cid]
-    for o in (*lines, f'  ✓ {n} tool calls executed' if n else '  ⚠ No tool calls found in trace' if attempt.traced else '  ⚠ Trace not available'): server.say(o)
+    lines.append(f'  ✓ {n} tool calls executed' if n else '  ⚠ No tool calls found in trace' if attempt.traced else '  ⚠ Trace not available')
+    for o in lines: server.say(o)
 
 # %% ../nbs/16_smoke.ipynb #8795d6af
 @contextmanager
@@ -515,7 +516,8 @@ def backend(
     if name == 'openai' and openai: return name,through(openai)
     if name == 'openai': say('  ⚠ OPENAI_API_KEY is not set: the synthetic policy plays, and no model is asked')
     if name in ('openai', 'synthetic'): return 'synthetic',through(AsyncInferenceClient(app=mock(dialect='synth', plays=synthetic)))
-    if not endpoint(name).in_process: return name,through(lab._client(AsyncInferenceClient) if name == lab.endpoint.name else AsyncInferenceClient(base_url=name))
+    if not endpoint(name).in_process:
+        return name,through(lab._client(AsyncInferenceClient) if name == lab.endpoint.name else AsyncInferenceClient(base_url=name))
     model,note = stand_in(config.model, lab)
     if note: say(f'[smoke] {note}')
     return 'local',through(AsyncInferenceClient(app=lab.app), model)
@@ -593,8 +595,8 @@ def _report(attempts, rows, earns, parallel, wall_s):
     failures = [f'rollout[{o.name}]: {p}' for o in attempts for p in o.problems]
     if good and not nonzero and earns:
         failures.append('no rollout brought a return other than 0: raise --max-steps, or see whether the task app pays for what was done')
-    return SmokeReport(sum(not o.problems for o in good), len(attempts), sum(o.steps for o in good), sum(o.traced for o in good), nonzero, pd.DataFrame(rows), tuple(failures),
-        wall_s, tuple(o.wall_s for o in attempts), parallel)
+    return SmokeReport(sum(not o.problems for o in good), len(attempts), sum(o.steps for o in good), sum(o.traced for o in good), nonzero,
+        pd.DataFrame(rows), tuple(failures), wall_s, tuple(o.wall_s for o in attempts), parallel)
 
 def smoke(
     config:SmokeConfig=None, # what to test, and how; by default a Crafter that is started for it

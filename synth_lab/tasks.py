@@ -42,7 +42,7 @@ class Outcome:
     info:dict=field(default_factory=dict) # JSON; `achievements_added` are names of what was unlocked, where the task has such
 
 class Env(Protocol):
-    "A game; it may have `image(size)`, a PNG, `idle() -> Outcome`, for a reply that could not be used, and `state_hash()`, to compare its end with that of a replay"
+    "A game; it may have `image(size)`, a PNG; `idle() -> Outcome`, for a reply that could not be used; `state_hash()`, by which a replay is compared"
     observation:str  # what the model is shown now
     def step(self, calls:list)->Outcome: ... # `Call`s; may raise `ToolError(verdict, message)` for what cannot be carried out
     def snapshot(self)->bytes: ...
