@@ -151,8 +151,11 @@ class Panel(W.VBox):
 
     def __repr__(self): return self.name
     def _ipython_display_(self):
-        if _in_notebook(): display(W.VBox._repr_mimebundle_(self) | {'text/plain':self.name}, raw=True)
-        display({'text/plain':self.name, 'image/png':b64encode(self.figure().png()).decode()}, raw=True)
+        if not _in_notebook(): raise NotImplementedError  # to IPython: what `_repr_mimebundle_` says is all
+        display(W.VBox._repr_mimebundle_(self) | {'text/plain':self.name}, raw=True)
+        display(self._repr_mimebundle_(), raw=True)
+
+    def _repr_mimebundle_(self, **_): return {'text/plain':self.name, 'image/png':b64encode(self.figure().png()).decode()}
 
 # %% ../nbs/14_viz.ipynb #811b5d32
 DASHES,MARKS,TINTS = ('-', (0, (4, 1.6)), (0, (1, 1.3)), (0, (5, 1.5, 1, 1.5))),'osD^',(1, .5, .25, .12)  # of the first, second, … group of a colour
@@ -681,10 +684,10 @@ def read(self:Explorer):
     for name,options in dict(runs=runs, models=models).items():
         w = self.controls[name]
         kept = [o for o in w.value if o in options]
-        w.options = [(f'{short(k, 28)} ({n})', k) for k,n in options.items()]
+        w.options = [(f'{short(k, 22)} ({n})', k) for k,n in options.items()]
         w.value = kept
     beside = self.controls['beside'].value
-    self.controls['beside'].options = [('no other run', None), *((short(k, 28), k) for k in runs.index)]
+    self.controls['beside'].options = [('no other run', None), *((short(k), k) for k in runs.index)]
     self.controls['beside'].value = beside if beside in runs else None
     whole = slider.value[1] == slider.max
     slider.max = max(1, models.max() if len(models) else 1)
