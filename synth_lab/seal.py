@@ -225,7 +225,7 @@ def _disagreements(self:Store):
 def _replayed(self:Store, replay, sample):
     "The episodes that were played again, and sentences about those that differ"
     found = self.rows(f"""SELECT episode_id FROM episodes JOIN runs USING (run_id) WHERE status IN {_FINAL} AND steps > 0
-        AND (provenance->'imported') IS NULL ORDER BY md5(episode_id) LIMIT ?""", sample)
+        AND (provenance->'imported'->'absent') IS NULL ORDER BY md5(episode_id) LIMIT ?""", sample)
     again = {o['episode_id']:replay(o['episode_id']) for o in found}
     return len(again),[f'`{k}` plays differently: {r.divergence}' for k,r in again.items() if not r.exact]
 

@@ -16,6 +16,7 @@ import asyncio, base64, hmac, ipaddress, json, os, re, time, uuid, warnings
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field, replace
 from functools import wraps
+from importlib.resources import files
 from inspect import signature
 from math import fsum, isfinite
 from pathlib import Path
@@ -25,7 +26,9 @@ from urllib.parse import urlsplit, urlunsplit
 import httpx, orjson
 from fastapi import Depends, FastAPI, Query, Response
 from fastapi.exceptions import RequestValidationError
+from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.security import APIKeyHeader
+from fastapi.staticfiles import StaticFiles
 from fastcore.basics import patch
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
@@ -762,12 +765,14 @@ def _from_here(scope):
     try: return ipaddress.ip_address(host).is_loopback
     except ValueError: return host in ('localhost', 'testclient')
 
+_SWAGGER = 'docs/static' # where the files of `/docs` are
+
 def admit(
     keys:tuple, # of the app
     scope:dict  # of a request
 ): # raises `Unauthorised`, `NoKey`
     "Let a request in, or not"
-    if scope['path'] in ('/', '/docs', '/openapi.json') or scope['method'] == 'OPTIONS': return
+    if scope['path'] in ('/', '/docs', '/openapi.json') or scope['path'].startswith(f'/{_SWAGGER}/') or scope['method'] == 'OPTIONS': return
     if not keys:
         if _from_here(scope): return
         raise NoKey('this task app has no key, so it lets nobody in from elsewhere', 'set ENVIRONMENT_API_KEY where it is served, and start it again')
@@ -802,6 +807,14 @@ class TaskServer(FastAPI):
         await super().__call__(scope, receive, send)
 
 # %% ../nbs/13d_taskapp.ipynb #0003c5de
+def _show_docs(app):
+    "Add `/docs`"
+    urls = dict(js='swagger-ui-bundle.js', css='swagger-ui.css', favicon='favicon.png')
+    page = get_swagger_ui_html(openapi_url='openapi.json', title=app.title, **{f'swagger_{k}_url':f'{_SWAGGER}/{v}' for k,v in urls.items()})
+    app.mount(f'/{_SWAGGER}', StaticFiles(directory=str(files('fastapi_offline')/'static')))
+    app.add_api_route('/docs', lambda: page, include_in_schema=False)
+
+# %% ../nbs/13d_taskapp.ipynb #bd21a433
 def _endpoint(desk, method):
     "A route's function, as FastAPI reads it: the method of the desk, its answer as JSON"
     bound = method.__get__(desk)
@@ -841,7 +854,8 @@ def create_task_app(
     "A task behind HTTP"
     if key is not None and not key.strip(): raise LabError('the key of the app is empty', 'give one, or leave it out')
     desk = Desk(find_task(task), own_keys() if key is None else (key.strip(),), lab)
-    app = TaskServer(title=f'Task app: {desk.task.name}', description=desk.task.description, version=desk.task.version, redoc_url=None)
+    app = TaskServer(title=f'Task app: {desk.task.name}', description=desk.task.description, version=desk.task.version, docs_url=None, redoc_url=None)
+    _show_docs(app)
     app.state.desk,shown = desk,Depends(APIKeyHeader(name='X-API-Key', auto_error=False))
     for verb,path,method in ROUTES:
         app.add_api_route(path, _endpoint(desk, method), methods=[verb], response_class=Response, summary=method.__doc__, description='',

@@ -451,6 +451,16 @@ def test_a_task_that_fails_is_an_error_that_says_where(seed, said):
     with serving(app) as url: status,error = refused(asks(1, dict(model='m', inference_url=url), env=dict(seed=seed)), app=create_task_app(Broken))
     assert (status, error['code']) == (500, 'task_failed') and said in error['message'] and 'countdown' in error['fix']
 
+def test_the_docs_need_no_other_host_and_no_key():
+    async def go():
+        async with client(create_task_app(key='right-key')) as http:
+            page = (await http.get('/docs')).text
+            named = re.findall(r'(?:src|href)="([^"]+)"', page)
+            return page,named,[await http.get(f'/{o}') for o in named]
+    page,named,found = asyncio.run(go())
+    assert 'http://' not in page and 'https://' not in page and len(named) == 3 and {o.status_code for o in found} == {200}
+    assert "url: 'openapi.json'" in page
+
 def test_tasks_are_found_by_file(tmp_path):
     file = tmp_path/'mine.py'
     file.write_text('''from __future__ import annotations
