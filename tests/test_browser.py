@@ -162,7 +162,7 @@ def test_a_run_has_a_panel_that_keeps_its_height_and_becomes_a_line(notebook):
         said = panel.evaluate_all("found => found.map(o => [o.offsetHeight, o.innerText])")
         heights |= {h for h,text in said if h and 'turn' in text}
         if len(heights) == 1 and said and not (SHOTS/'rollout.png').exists(): notebook.shot('rollout')
-        notebook.tab.wait_for_timeout(50)
+        notebook.tab.wait_for_timeout(100)
     assert len(heights) < 2
     notebook.tab.wait_for_function('window.ran', timeout=240_000)
     assert notebook.out('rollout').inner_text().startswith('expert: 16/16 episodes · ') and not notebook.out('rollout').locator('.jupyter-widgets').count()

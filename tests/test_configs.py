@@ -167,7 +167,8 @@ REFUSED = [(EvalConfig, o, why) for o,why in {'env_config = {seed = 3}':'write t
     'env_config = {dificulty = "easy"}':'mean `difficulty`', 'seeds = [1, 1]':'there twice', 'seeds = []':'seeds', 'seeds = "a"':'0,1,2 or 0-9,12',
     'metadata = ["easy"]':'key=value'}.items()] + [(FilterConfig, o, why) for o,why in {'task_ids = ["a"]':'use `seeds`', 'shuffle_seed = 3':'shuffle = true',
     'min_official_score = 3\nmax_official_score = 2':'min_official_score=3 is above max_official_score=2',
-    'min_official_score = 1\nmin_achievements = 1':'same rule', 'min_created_at = "yesterday"':'`min_created_at` keeps', 'max_created_at = nan':'max_created_at=nan',
+    'min_official_score = 1\nmin_achievements = 1':'same rule', 'min_created_at = "yesterday"':'`min_created_at` keeps',
+    'max_created_at = nan':'max_created_at=nan',
     'require_any = ["wood"]':'no achievement'}.items()] + [(RLConfig, o, why) for o,why in {
     '[judge]\ntype = "a"':'is gone', '[judge]\ntimeout_s = 3':'[judge.options]', '[judge.options]\nmax_concurrency = 3':'is gone',
         '[judge.options]\ntracks = ["a"]':'is gone', '[rubric]\napi_base = "a"':'settings.ini',

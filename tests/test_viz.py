@@ -412,8 +412,8 @@ def test_a_lab_of_imported_episodes(tmp_path):
     "Which do not say how long a game is, when it unlocked what, and sometimes not what"
     lab = Lab(tmp_path/'lab', endpoint='local')
     step = dict(obs={}, tool_calls=[], reward=1., done=True, info=dict(achievements_added=NAMES[:2]))
-    answer = lambda run: dict(run_id=run, trajectories=[dict(steps=[step], env_id='crafter', policy_id='p')], metrics=dict(episode_returns=[1.], mean_return=1.))
-    for run in ('a', 'b'): lab.import_rollout(answer(run))
+    played = dict(trajectories=[dict(steps=[step], env_id='crafter', policy_id='p')], metrics=dict(episode_returns=[1.], mean_return=1.))
+    for run in ('a', 'b'): lab.import_rollout(played | dict(run_id=run))
     found = lab.episodes
     assert found.length.isna().all() and found.unlock_steps.isna().all()
     explorer = reward_explorer(lab, by='run_id')
