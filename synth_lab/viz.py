@@ -664,8 +664,9 @@ class Explorer(Panel):
         again.on_click(lambda _: self.reread())
         for o in self.controls.values(): o.observe(lambda _: self.redraw(), 'value')
         self.redraw()
-        left,right = W.VBox([*self.controls.values(), again], layout=W.Layout(width='310px')),W.VBox([self.notice, self.image, self.call])
-        super().__init__([W.HBox([left, right], layout=W.Layout(flex_flow='row wrap'))], lambda: self.picture, 'reward_explorer(lab)')
+        left = W.VBox([*self.controls.values(), again], layout=W.Layout(width='310px', flex='0 0 auto'))
+        right = W.VBox([self.notice, self.image, self.call], layout=W.Layout(flex='1 1 0', min_width='0')) # beside the controls however narrow it gets
+        super().__init__([W.HBox([left, right])], lambda: self.picture, 'reward_explorer(lab)')
 
     @property
     def settings(self)->dict:
