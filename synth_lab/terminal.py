@@ -29,6 +29,13 @@ def in_a_line(
     fix = _WAYS.get(type(error).__name__, error.fix)
     return core.redact(' '.join(f'{error.message} → {fix}'.split() if fix else error.message.split()))
 
+_GONE = { # options of the earlier command line → what to type, or to do, today
+    '--backend':'--endpoint says where jobs are run', '--base-url':'--endpoint says where to ask', '--task-app':'the task, or its file, stands behind the command: deploy my_task.py',
+    '--examples':'synth-lab filter --limit N writes a file of N rows', '--allow-experimental':'every model that the endpoint trains may be named',
+    '--poll-interval':'events are shown as they come; --poll-timeout says how long to look', '--stream-format':'in a notebook, lab.learning.jobs.get(JOB).follow() draws the curves',
+    '--metadata':'it is a key of [eval] in the file', '--metadata-sql':'it is a key of [eval] in the file', '--modal-app':'--name names the app; its file is written for you',
+    '--modal-cli':'modal is run from this environment'}
+
 class Commands(typer.core.TyperGroup):
     "Commands whose errors are one line, listed in the order of `steps`"
     steps = ()
@@ -38,6 +45,7 @@ class Commands(typer.core.TyperGroup):
         try: return super().invoke(ctx)
         except KeyboardInterrupt: said,code = 'Stopped. What is done is kept.',130
         except Exception as e:
+            if gone := _GONE.get(getattr(e, 'option_name', None)): e.message += f': {gone}'
             if (why := in_a_line(e)) is None: raise
             said,code = f'Error: {why}',1
         typer.echo(said, err=True)

@@ -332,6 +332,13 @@ def test_the_task_app_s_key_is_tried_where_it_runs(place, monkeypatch):
     assert right['state'] == 'accepted' and json.loads(r.stdout)[-1]['state'] == 'refused' and r.exit_code == 1
 
 
+@pytest.mark.parametrize('command,option,said', [('train --type sft', '--backend', '--endpoint'), ('deploy --runtime local', '--task-app', 'behind the command'),
+    ('train --type sft', '--examples', 'filter --limit N'), ('status', '--base-url', '--endpoint')])
+def test_an_option_of_the_earlier_command_line_is_refused_with_what_to_type(place, command, option, said):
+    r = sl(f'{command} {option} x')
+    assert r.exit_code == 2 and f'No such option: {option}: ' in r.output and said in r.output
+
+
 # --- the script itself
 
 def test_help_imports_nothing_of_the_library(place):
