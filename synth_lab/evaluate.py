@@ -23,7 +23,7 @@ from .judges import load_judges
 from .metrics import judge_scores, mean_ci, tally
 from .policies import load_policy
 from .tables import ConfigError
-from .taskapp import ALIASES, Crafter, create_task_app, find_task, stepwise
+from .taskapp import ALIASES, Crafter, create_task_app, stepwise
 from .taskclient import AsyncTaskAppClient
 from .worker import promote, promoted
 
@@ -99,6 +99,7 @@ def _request(lab, config, model, seed):
     form = None if config.return_trace is False else config.trace_format or 'structured'
     return dict(policy=policy, env=env, turns=config.turns, ops=config.ops, on_done='terminate', trace_format=form)
 
+# %% ../nbs/15b_evaluate.ipynb #369a07b8
 def _answered(seed, body, config):
     "What `on_row` is told of a response; the response is told its seed, where the task app did not say it"
     if not isinstance(body.get('trace'), dict): body['trace'] = {}
