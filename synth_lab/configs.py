@@ -14,7 +14,7 @@ __all__ = ['Seed', 'Seeds', 'TURNS', 'MOST_ACTIONS', 'Names', 'Scores', 'StepRew
 import difflib, math, os, re, tempfile
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args
+from typing import Annotated, Any, ClassVar, Literal
 
 from fastcore.aio import run_sync
 from fastcore.basics import patch
@@ -985,15 +985,6 @@ def payload(self:RLConfig,
     tuned = self.model.source or self.policy.source
     data = {'endpoint_base_url':url.rstrip('/'), 'config':config, 'model' if tuned else 'base_model':self.start}
     return dict(job_type='rl', compute=config['compute'], data=data, tags=self.tags, **(dict(metadata=dict(backend_base_url=backend)) if backend else {}))
-
-@patch
-def evaluation_of(self:RLConfig,
-    model:str # id of what was trained
-)->EvalConfig|None: # None when the file names no worlds for it
-    "The evaluation that the file asks for"
-    e,limits = self.evaluation,self._limits()
-    if not e.seeds: return None
-    return EvalConfig(model=model, seeds=e.seeds[:e.instances], split='eval', concurrency=32, max_turns=min(limits.values(), default=TURNS))
 
 # %% ../nbs/15a_configs.ipynb #1f4d94d5
 _KINDS = (('rl', lambda o: o.get('type') == 'rl' or (o.get('algorithm') or {}).get('type') == 'online' or 'rollout' in o),

@@ -465,10 +465,6 @@ def test_a_dataset_that_is_not_there_is_said(toml):
     with pytest.raises(ConfigError, match='no file nowhere.jsonl'): SFTConfig.load(toml(SFT), dataset='nowhere.jsonl').dataset
     with pytest.raises(ConfigError, match='there is no dataset'): SFTConfig.load(None, model='student').dataset
 
-def test_the_evaluation_that_rl_asks_for(toml):
-    e = RLConfig.load(toml(WIRE)).evaluation_of('rl:a')
-    assert (e.model, e.seeds, e.turns, e.split) == ('rl:a', [0, 1], 10, 'eval') and RLConfig.load(toml(RL)).evaluation_of('a') is None
-
 # Files that are there
 
 def test_our_examples_load_without_a_note_that_matters(lab):
