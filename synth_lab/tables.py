@@ -33,7 +33,10 @@ def read_toml(
     except UnicodeDecodeError as e:
         before = raw[:e.start].split(b'\n')
         raise ConfigError(f'{path}: not UTF-8 (at line {len(before)}, column {len(before[-1])+1})', 'save the file as UTF-8') from None
-    except tomllib.TOMLDecodeError as e: raise ConfigError(f'{path}: {e}', 'mend that line') from None
+    except tomllib.TOMLDecodeError as e:
+        *before,last = raw.decode('utf-8-sig').splitlines() or ['']
+        why = str(e).replace('at end of document', f'at line {len(before)+1}, column {len(last)+1}, where the file ends')
+        raise ConfigError(f'{path}: {why}', 'mend that line') from None
 
 # %% ../nbs/14b_tables.ipynb #7cbc56d5
 class Noted(NamedTuple):

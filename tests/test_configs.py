@@ -185,7 +185,8 @@ def test_a_key_that_cannot_be_meant_is_refused_by_name(toml, cls, text, why):
 
 # Wrong files
 
-@pytest.mark.parametrize('text,why', [('[eval\n', 'line 1, column 6'), ('[eval]\nmodel = expert', 'line 2, column 9'), ('a = 1\na = 2\nb = 3', 'line 2')])
+@pytest.mark.parametrize('text,why', [('[eval\n', 'line 1, column 6'), ('[eval]\nmodel = expert', 'line 2, column 9'), ('a = 1\na = 2\nb = 3', 'line 2'),
+    ('[eval]\nseeds = [1,', 'line 2, column 12, where the file ends')])
 def test_what_is_no_toml_is_said_with_its_place(toml, text, why):
     with pytest.raises(ConfigError, match=why): EvalConfig.load(toml(text))
 
