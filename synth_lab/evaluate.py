@@ -140,7 +140,7 @@ def _rows(lab, played, seeds):
     "A row a seed"
     e = lab.sql('SELECT * FROM episodes WHERE list_contains(?, run_id) ORDER BY seed, sample', played.runs)
     e = e.rename(columns=dict(achievements='unlocked', n_achievements='achievements', error_message='error'))
-    e['steps'] = e.steps.where(e.rng.notna()) # a task app does not tell them
+    e['steps'] = e.steps.where(e.rng.notna()) # not every task app tells them
     lost = pd.DataFrame([dict(seed=s, status='error', error=why) for s,why in played.failed.items()], columns=['seed', 'status', 'error'])
     both = e.copy() if not len(lost) else pd.concat([e.astype(object), lost.astype(object)], ignore_index=True)
     order = {s:i for i,s in enumerate(seeds)}
