@@ -1865,6 +1865,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                  'synth_lab.tools._paired': ('tools.html#_paired', 'synth_lab/tools.py'),
                                  'synth_lab.tools._pairs': ('tools.html#_pairs', 'synth_lab/tools.py'),
                                  'synth_lab.tools._piece_calls': ('tools.html#_piece_calls', 'synth_lab/tools.py'),
+                                 'synth_lab.tools._read': ('tools.html#_read', 'synth_lab/tools.py'),
                                  'synth_lab.tools._readable': ('tools.html#_readable', 'synth_lab/tools.py'),
                                  'synth_lab.tools._reasoned': ('tools.html#_reasoned', 'synth_lab/tools.py'),
                                  'synth_lab.tools._refuses': ('tools.html#_refuses', 'synth_lab/tools.py'),

@@ -379,6 +379,7 @@ def _world(meta, seed, calls):
     whole = meta.get('synth_lab') and meta.get('env_name') == 'crafter' and _whole(seed) is not None and len(config) == len(_WORLD)
     return config if whole and all('steps' in c for c in calls) else None
 
+# %% ../nbs/06c_imports.ipynb #7ab3b278
 def _rollout_id(response, t, meta):
     "What tells a game from all others: its own id where it surely has one, for a trainer gives all rollouts of a batch one run_id"
     return f'{response.get("run_id")}#{t["env_id"] if meta.get("synth_lab") and t.get("env_id") else digest(_dump(t))}'

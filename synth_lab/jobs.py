@@ -232,6 +232,7 @@ class Update(NamedTuple):
 
 def _why(error): return f'{error.get("message")} → {error["fix"]}' if isinstance(error, dict) and error.get('fix') else str(error)
 
+# %% ../nbs/12_jobs.ipynb #57ecec86
 class AsyncJob:
     "A training job, for use with `await`"
     def __init__(self, client, row): self._client,self.row,self._cursor,self._read = client,row,Cursor(),[]

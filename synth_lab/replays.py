@@ -141,6 +141,7 @@ class Film(list):
     def _repr_html_(self): return f'<img src="data:image/gif;base64,{b64encode(self.gif()).decode()}" alt="film of {len(self)} frames">'
     def __repr__(self): return f'Film of {len(self)} frames'
 
+# %% ../nbs/07a_replays.ipynb #c018ff71
 def film(
     store:Store,    # holds the trace
     episode_id:str, # an episode

@@ -257,6 +257,7 @@ def _show(self:PolicyServer, row, found):
     self.say(f'[mock-rl] → response tool_calls={row["tool_calls"]} backend={self.backend} {took} cid={cid}')
     for o in found: self.say(_call_line(self.names.get(cid, ''), self.shown, cid, o))
 
+# %% ../nbs/16_smoke.ipynb #ce401405
 def _call_line(name, shown, cid, fit):
     "The line of a tool call"
     if fit.name is None: return f'  {name}✗ {fit.problem}'
@@ -373,6 +374,7 @@ class Attempt:
     @property
     def traced(self): return isinstance((self.response or {}).get('trace'), dict)
 
+# %% ../nbs/16_smoke.ipynb #ac5e31f7
 def _policy(route, config, attempt):
     "The policy that the task app is told to ask: `route` has its `inference_url`, or the `provider` that serves it"
     cid = attempt.cid
@@ -588,6 +590,7 @@ def _run(rollouts, server, person):
         finally: server.stop()
     return work.result()
 
+# %% ../nbs/16_smoke.ipynb #4245b491
 def _report(attempts, rows, earns, parallel, wall_s):
     "What all rollouts together say"
     good = [o for o in attempts if o.response is not None]
@@ -598,6 +601,7 @@ def _report(attempts, rows, earns, parallel, wall_s):
     return SmokeReport(sum(not o.problems for o in good), len(attempts), sum(o.steps for o in good), sum(o.traced for o in good), nonzero,
         pd.DataFrame(rows), tuple(failures), wall_s, tuple(o.wall_s for o in attempts), parallel)
 
+# %% ../nbs/16_smoke.ipynb #0120da52
 def smoke(
     config:SmokeConfig=None, # what to test, and how; by default a Crafter that is started for it
     *,

@@ -540,6 +540,7 @@ async def _play(self:Desk, r, run):
     except Exception as e: raise _task_failed(self.task, e) from e
     finally: run.under_way.discard(limit)
 
+# %% ../nbs/13d_taskapp.ipynb #1fedffe1
 @patch
 async def _keep(self:Desk, r):
     "Keep a rollout as a trace with its rewards, and all that ended while another was written along with it"
@@ -846,6 +847,7 @@ async def _broken(request, error):
     "A fault in the code; its traceback goes to the log"
     return _json(dict(detail=dict(error=dict(code='error', message=f'{type(error).__name__}: {redact(str(error))}'))), 500)
 
+# %% ../nbs/13d_taskapp.ipynb #37934736
 def create_task_app(
     task='crafter',    # see `find_task`
     key:str|None=None, # what requests have to show; None: what the environment says, see `own_keys`

@@ -21,8 +21,7 @@ from . import __version__
 from .agent import Agent
 from .core import LabError, did_you_mean
 from .rollout import Episode
-from synth_lab.tools import (Reply, ToolError, _get, _history_message, _judged, _reasoned, _sent_calls, _written_calls, load_arguments, message_text,
-    split_think)
+from .tools import Reply, ToolError, _read, load_arguments
 from .view import format, look, png
 from .world import ACHIEVEMENTS, ACTIONS, DIFFICULTIES, World
 
@@ -86,18 +85,10 @@ def read_calls(
     cut:bool=False # the reply reached the token limit, whatever its finish reason
 )->Reply: # never raises; its `actions` are the names of the tools
     "The model's reply: calls of `tools` that can be carried out, or why there are none"
-    message = _get(choice, 'message')
-    think,answer = split_think(message_text(message))
-    calls = _sent_calls(message)
-    if not calls: answer,calls = _written_calls(answer)
-    verdict,names,problem = 'ok', (), None
-    try:
+    def check(calls):
         if not calls: raise ToolError('no_call', 'Your last reply called no tool.')
-        names = tuple(_checked(o, tools).name for o in calls)
-    except ToolError as e:
-        verdict,problem = _judged(e, calls, choice, answer, cut)
-        problem = f'{problem} Nothing was done. Call {" or ".join(o["function"]["name"] for o in tools)}.'
-    return Reply(verdict, names, _reasoned(message) or think or answer or None, tuple(calls), problem, _history_message(answer, calls, ()))
+        return tuple(_checked(o, tools).name for o in calls),()
+    return _read(choice, check, f'Nothing was done. Call {" or ".join(o["function"]["name"] for o in tools)}.', cut)
 
 def calls_of(reply:Reply)->list:
     "The `Call`s of a usable reply"

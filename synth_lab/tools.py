@@ -352,23 +352,26 @@ def _history_message(answer, calls, actions):
 # %% ../nbs/03_tools.ipynb #1a94e5c6
 WAY_OUT = 'Nothing was done. Think in one short line, then call interact_many with arguments such as {"actions": ["move_left", "do"]}.'
 
+def _read(choice, check, way_out, cut):
+    "The reply in `choice`; `check(calls)` gives its actions, and those that history shows as one call, or raises `ToolError`"
+    message = _get(choice, 'message')
+    think,answer = split_think(message_text(message))
+    calls = _sent_calls(message)
+    if not calls: answer,calls = _written_calls(answer)
+    verdict,actions,shown,problem = 'ok', (), (), None
+    try: actions,shown = check(calls)
+    except ToolError as e:
+        verdict,problem = _judged(e, calls, choice, answer, cut)
+        problem = f'{problem} {way_out}'
+    return Reply(verdict, actions, _reasoned(message) or think or answer or None, tuple(calls), problem, _history_message(answer, calls, shown))
+
 def read_reply(
     choice:dict,       # `response["choices"][0]`
     max_actions:int=8, # most actions the reply may carry
     cut:bool=False     # the reply reached the token limit, whatever its finish reason
 )->Reply: # never raises, whatever `choice` is
     "What the model's reply says, from any server"
-    message = _get(choice, 'message')
-    think,answer = split_think(message_text(message))
-    calls = _sent_calls(message)
-    if not calls: answer,calls = _written_calls(answer)
-    verdict,actions,problem = 'ok', (), None
-    try: actions = _all_actions(calls, max_actions)
-    except ToolError as e:
-        verdict,problem = _judged(e, calls, choice, answer, cut)
-        problem = f'{problem} {WAY_OUT}'
-    thought = _reasoned(message) or think or answer or None
-    return Reply(verdict, actions, thought, tuple(calls), problem, _history_message(answer, calls, actions))
+    return _read(choice, lambda calls: (_all_actions(calls, max_actions),)*2, WAY_OUT, cut)
 
 # %% ../nbs/03_tools.ipynb #43529c5a
 def tool_messages(
