@@ -180,17 +180,26 @@ def test_waiting_for_the_person_is_no_latency(lab):
     r,_ = run(lab, smoke_with=dict(interactive=lambda o: time.sleep(.3)), max_steps=2)
     assert r.wall_s > .6 and r.calls['latency_ms'].max() < 300
 
-@pytest.mark.parametrize('way', ['answer', 'signal'])
+class Silent:
+    "A policy that never answers; `left` once its client has hung up"
+    def __init__(self, reached): self.reached,self.left = reached,threading.Event()
+    async def __call__(self, scope, receive, send):
+        self.reached()
+        while (await receive())['type'] != 'http.disconnect': pass
+        self.left.set()
+
+@pytest.mark.parametrize('way', ['person', 'before the call', 'during the call'])
 def test_ctrl_c_ends_at_once_and_leaves_nothing(lab, way):
     def stop(text): raise KeyboardInterrupt
+    def ctrl_c(): signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
     before,began,lines = threading.active_count(),time.monotonic(),[]
-    def interrupt(line):
+    def said(line):
         lines.append(line)
-        if way == 'signal' and '← request' in line: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-    how = dict(interactive=stop) if way == 'answer' else {}
-    with serving(mock(plays=['do'], latency=0 if how else 30)) as url, pytest.raises(KeyboardInterrupt):
-        run(lab, say=interrupt, smoke_with=how, mock_backend=url)
-    assert time.monotonic() - began < 10
+        if way == 'before the call' and '← request' in line: ctrl_c()
+    silent = Silent(ctrl_c if way == 'during the call' else lambda: None)
+    with serving(mock(plays=['do']) if way == 'person' else silent) as url, pytest.raises(KeyboardInterrupt):
+        run(lab, say=said, smoke_with=dict(interactive=stop) if way == 'person' else {}, mock_backend=url)
+    assert time.monotonic() - began < 10 and (way != 'during the call' or silent.left.is_set())
     port = int(re.search(r':(\d+) backend', next(o for o in lines if 'server ready' in o))[1])
     assert lines[-1] == '[mock-rl] server stopped' and port_holder(port) is None and threading.active_count() <= before + 1 # the loop of `run_sync` stays
 
