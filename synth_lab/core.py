@@ -129,6 +129,7 @@ class LimitsSection(Section):
     attempts:int = Field(ge=1)    # tries a call may have
     max_wait:float = Field(ge=0)  # longest wait between two tries, seconds
     concurrency:int = Field(ge=1) # most calls under way at once at one endpoint
+    cost_limit:float|None = Field(None, gt=0) # US dollars that all runs of a lab may cost together; None: no limit
 
 class EndpointSection(Section):
     "`[endpoint.NAME]`: either `base_url` or `app`"
@@ -137,6 +138,8 @@ class EndpointSection(Section):
     key:Annotated[str, Field(pattern='^[A-Z_][A-Z0-9_]*$')]|None = None # name of the environment variable that holds the key
     start:str|None = None     # what to do when the endpoint does not answer
     dialect:str|None = None   # how the server speaks, one of `synth_lab.dialects.DIALECTS`; by default the endpoint's own name, else openai
+    requests_per_minute:float|None = Field(None, gt=0) # that its server takes from this machine
+    tokens_per_minute:float|None = Field(None, gt=0)   # of prompts and replies
 
     @model_validator(mode='after')
     def _somewhere(self):
