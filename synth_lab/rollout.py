@@ -5,23 +5,21 @@
 # %% auto #0
 __all__ = ['KEYFRAME', 'FATAL', 'REFUSED', 'RolloutError', 'rules_of', 'Episode', 'call_seed', 'LimitReached', 'EpisodeTimeout',
            'Spent', 'Budget', 'Play', 'Run', 'plan_episodes', 'rollout', 'replay', 'rollout_sync', 'stream', 'Line',
-           'child']
+           'luggage', 'play_for', 'Processes', 'child', 'Worker', 'Shared']
 
 # %% ../nbs/07_rollout.ipynb #fb4ea822
-import asyncio, gc, mmap, os, pickle, socket, subprocess, sys, tempfile, threading, time
+import asyncio, gc, os, pickle, socket, subprocess, sys, threading, time, warnings
 from base64 import b64encode
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from inspect import isawaitable, signature
-from itertools import islice
 from math import fsum
 from numbers import Integral, Real
 from types import SimpleNamespace
 
-import numpy as np
 import orjson
 import pandas as pd
 from fastcore.aio import run_sync
@@ -171,7 +169,6 @@ async def _turn(ep, play):
         turn_reward=sum(len(o['unlocked']) for o in steps), keyframe=_keyframe(ep, len(steps)))
     ep.remember(t.memory, _keep(agent))
     event = _event(play.writer.run_id, ep, t, steps, row['latency_ms'])
-    if not t.cached: play.budget.add(event.tokens, event.cost)
     await play.played(event)
     if not others: await asyncio.sleep(0)
 
@@ -215,31 +212,32 @@ class EpisodeTimeout(RolloutError): "An episode took longer than it may"
 @dataclass
 class Spent:
     "A sum, some parts of which nobody knows"
-    limit:float|None # None: no limit
-    name:str         # of the limit
-    rows:np.ndarray=field(default_factory=lambda: np.zeros((1, 4))) # one a process: sum of the known parts, the largest, how many are known, how many not
-    mine:int=0       # the row of this process
+    limit:float|None  # None: no limit
+    name:str          # of the limit
+    known:float=0.    # sum of the parts that are known
+    dearest:float=0.  # the largest of them
+    n:int=0           # how many they are
+    unknown:int=0     # how many are not
 
     def add(self, part:float|None):
-        if self.limit is None: return
-        known,dearest,n,unknown = row = self.rows[self.mine]
-        row[:] = (known, dearest, n, unknown+1) if part is None else (known+part, max(dearest, part), n+1, unknown)
+        if part is None: self.unknown += 1
+        else: self.known,self.dearest,self.n = self.known+part,max(self.dearest, part),self.n+1
 
     @property
     def total(self)->float: # an unknown part counts as much as the largest
         "What was used"
-        return self.rows[:,0].sum() + self.rows[:,3].sum()*self.rows[:,1].max()
+        return self.known + self.unknown*self.dearest
 
     @property
     def reached(self)->bool:
         "Whether no more may be used"
-        return self.limit is not None and (self.total >= self.limit or self.rows[:,3].sum() >= 8 and not self.rows[:,2].any())
+        return self.limit is not None and (self.total >= self.limit or self.unknown >= 8 and not self.n)
 
     @property
     def error(self)->LimitReached:
         "Why, and what helps"
         if self.total >= self.limit: return LimitReached(f'{self.name}={self.limit:,} is reached', 'resume the run with a higher limit')
-        return LimitReached(f'{self.rows[:,3].sum():.0f} replies did not say what they used, so {self.name} cannot be kept',
+        return LimitReached(f'{self.unknown} replies did not say what they used, so {self.name} cannot be kept',
             f'resume the run without {self.name}; a time_limit can be kept')
 
 # %% ../nbs/07_rollout.ipynb #517e2563
@@ -302,7 +300,7 @@ class Play:
     heard:bool=False           # a reply was read in this run, perhaps before it was resumed
     broken:Exception=None      # what a callback raised
     blamed:dict=field(default_factory=dict) # episode → what a callback in another process raised of its turn
-    lost:list=field(default_factory=list) # what became of processes that died
+    lost:list=field(default_factory=list) # what became of workers that died
 
     @property
     def stopped(self)->str|None:
@@ -330,7 +328,13 @@ async def played(self:Play, e:TurnEvent):
     "A turn was played"
     self.failures,self.heard = 0,True
     self.live.turn(e)
+    if not e.cached: self.budget.add(e.tokens, e.cost)
     await self._tell(self.on_turn, e)
+
+@patch
+async def allowed(self:Play, episode_id:str):
+    "Return when this episode may make its next call; raises `LimitReached` when no call may be made any more"
+    if self.budget.reached: raise self.budget.error
 
 @patch
 async def ended(self:Play, e:EpisodeEvent, error:Exception=None):
@@ -364,7 +368,7 @@ async def _episode(ep, play):
     try:
         async with asyncio.timeout(play.timeout) as limit:
             while not ep.ended_by:
-                if play.budget.reached: raise play.budget.error
+                await play.allowed(ep.plan['episode_id'])
                 await _turn(ep, play)
     except (asyncio.CancelledError, KeyboardInterrupt):
         play.live.ended(_write_end(ep, play.writer, 'cancelled', clock, play.blamed.get(ep.plan['episode_id'])))
@@ -474,7 +478,8 @@ async def rollout(
     max_failures:int=20,      # episodes in a row that may fail without one good call between them; None: any number
     on_turn:Callable=None,    # called with each `TurnEvent`; may be a coroutine function
     on_end:Callable=None,     # called with each `EpisodeEvent`
-    processes:int=1           # that share the episodes
+    processes:int=1,          # that share the episodes
+    executor=None             # who plays, when others than this process do: see `Processes`
 )->Run:
     "Play episodes and trace them; raises the client's error when no episode can be played, `StoreError` when the lab cannot be written"
     max_turns,run_id = length if max_turns is None else max_turns,_run_id(run_id, resume)
@@ -482,13 +487,14 @@ async def rollout(
     _check_kinds(run_id=run_id, split=split, seed=seed, on_turn=on_turn, on_end=on_end)
     _check_amounts(episode_timeout=episode_timeout, token_limit=token_limit, cost_limit=cost_limit, time_limit=time_limit)
     if cost_limit: _check_price(client, agent.model)
-    if processes > 1: _luggage(client)
+    if executor := executor or (Processes(processes) if processes > 1 else None): executor.check(client)
     planned = plan_episodes(run_id, seeds, group_size)
     config = _config(client, agent, planned[0], difficulty, length) | dict(split=split, max_turns=max_turns, group_size=group_size, seed=int(seed))
     with store.run(run_id, config, planned, resume, getattr(client, 'secrets', ())) as writer:
         play = Play(config, agent, client, writer, Live(agent.model, len(planned), getattr(client, 'gate', None)),
             Budget(token_limit, cost_limit, time_limit), episode_timeout, max_failures, on_turn, on_end)
-        await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), concurrency, processes)
+        if executor: await executor.open(writer)
+        await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), concurrency, executor, store)
     return Run(run_id, agent.model, store, play.stopped)
 
 # %% ../nbs/07_rollout.ipynb #5d8805d1
@@ -532,12 +538,12 @@ def _config(client, agent, plan, difficulty, length):
         difficulty=name, rules=asdict(world.rules), rng='pure', length=length)
 
 # %% ../nbs/07_rollout.ipynb #b44ede8b
-async def _play(play, waiting, records, concurrency, processes):
+async def _play(play, waiting, records, concurrency, executor, store):
     "Play the episodes of `waiting`, those with a record from where it ends"
     places,play.enough,waiting,failed = min(concurrency, len(waiting)),min(3, len(waiting)),iter(waiting),None
     try:
         with on_screen(play.live), _few_searches():
-            if processes > 1: waiting = await _share(play, waiting, records, places, processes)
+            if executor: waiting = iter(await _share(Shared(play, executor, store, deque(waiting), records), places))
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(places): tasks.create_task(_worker(play, waiting, records))
     except BaseExceptionGroup as e: failed = e.exceptions[0]
@@ -669,7 +675,9 @@ class _Stream:
 # %% ../nbs/07_rollout.ipynb #9406993d
 class Line:
     "One end of the connection between a run and one of its processes"
-    def __init__(self, streams): self.reader,self.writer = streams
+    def __init__(self, streams, process=None):
+        self.reader,self.writer,self.process = *streams,process
+        self.name = process and f'process {process.pid}'
 
     async def send(self, *message):
         data = pickle.dumps(message)
@@ -681,23 +689,37 @@ class Line:
         try: return pickle.loads(await self.reader.readexactly(int.from_bytes(await self.reader.readexactly(8))))
         except (asyncio.IncompleteReadError, ConnectionError): return None
 
-def _together(budget, file, n, mine):
-    "Keep the sums of `budget` in `file`, where each of `n` processes has a row of its own and reads all"
-    table = np.frombuffer(mmap.mmap(file, 64*n)).reshape(2, n, 4)
-    for s,rows in zip(budget.sums.values(), table): rows[mine],s.rows,s.mine = s.rows[s.mine],rows,mine
+    async def gone(self, blamed:dict={})->str: # how it ended
+        "See the process at the other end off"
+        await self.send('leave', blamed)
+        try: code = await asyncio.to_thread(self.process.wait, 10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        finally: self.writer.close()
+        return f'died with code {code}'
 
-def _luggage(client):
-    "`client` as bytes; raises `RolloutError` for one that cannot leave this process"
+def luggage(
+    client # an `AsyncInferenceClient`
+)->bytes:
+    "`client` as it travels; raises `RolloutError` for one that cannot leave this process"
     try: return pickle.dumps(client)
     except (pickle.PicklingError, TypeError, AttributeError) as e:
         fix = 'serve the app and pass its URL, or name it by an import string in settings.ini' if client.endpoint.in_process else 'define its class in a module'
-        raise RolloutError(f'{client!r} cannot go to another process: {e}', f'{fix}, or leave out processes') from None
+        raise RolloutError(f'{client!r} cannot go to another process: {e}', f'{fix}, or play in this process') from None
 
 # %% ../nbs/07_rollout.ipynb #4a4243bf
 class _Share(Play):
-    "What the episodes in one of several processes share"
+    "What the episodes in one of several workers share"
     async def played(self, e): await self.line.send('turn', e)
     async def ended(self, e, error=None): await self.line.send('end', e, error and _portable(error))
+
+    async def allowed(self, episode_id):
+        await super().allowed(episode_id)
+        if not self.asks: return
+        self.answers[episode_id] = answer = asyncio.get_running_loop().create_future()
+        await self.line.send('may', episode_id)
+        if error := await answer: raise error
 
 def _portable(e):
     "`e`, or what can be said of it, as something that pickles"
@@ -705,30 +727,31 @@ def _portable(e):
     except Exception: return RolloutError(f'{type(e).__name__}: {redact(str(e))[:1000]}')
 
 # %% ../nbs/07_rollout.ipynb #f807527b
-async def _child(fd):
-    "Play the episodes that arrive over socket `fd`"
-    line = Line(await asyncio.open_connection(sock=socket.socket(fileno=fd)))
-    lab,name,how = await line.receive()
-    client = pickle.loads(how.pop('client'))
-    live,budget = Live(how['agent'].model, 0, getattr(client, 'gate', None)),Budget(*how.pop('limits'))
-    _together(budget, *how.pop('sums'))
-    with Store(lab).join(how.pop('run_id'), name, getattr(client, 'secrets', ())) as writer:
-        play = _Share(client=client, writer=writer, live=live, budget=budget, **how)
-        play.line = line
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(_waits(line, live))
-                await _obey(line, play, tasks)
-        except BaseExceptionGroup as e: await line.send('raised', _portable(e.exceptions[0]))
-        except asyncio.CancelledError: pass
-    line.writer.close()
-    await line.writer.wait_closed()
+async def play_for(
+    line,     # to the parent: `send` and `receive`
+    client,   # its own
+    writer,   # its own `RunWriter` of the run
+    how:dict, # what the parent's `Shared.how` says
+):
+    "Play the episodes that arrive over `line`, until the parent says that this is all; None in place of a message ends the process"
+    until = how['until'] and time.monotonic() + how['until'] - time.time()
+    live,budget = Live(how['agent'].model, 0, getattr(client, 'gate', None)),Budget(time_limit=how['time_limit'], until=until)
+    play = _Share(how['config'], how['agent'], client, writer, live, budget, how['timeout'])
+    play.line,play.asks,play.answers = line,how['asks'],{}
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_waits(line, live))
+            await _obey(line, play, tasks)
+    except BaseExceptionGroup as e: await line.send('raised', _portable(e.exceptions[0]))
+    except asyncio.CancelledError: pass
 
 async def _obey(line, play, tasks):
     "Do what the parent says, until it says that this is all"
     while message := await line.receive():
         match message:
             case 'play',plan,record: tasks.create_task(_episode(_begin(plan, play.config, record, play.agent), play))
+            case 'go',episode_id,error:
+                if not (answer := play.answers.pop(episode_id)).done(): answer.set_result(error)
             case 'leave',blamed:
                 play.blamed = blamed
                 raise asyncio.CancelledError
@@ -743,85 +766,182 @@ async def _waits(line, live):
         await asyncio.sleep(.25)
 
 # %% ../nbs/07_rollout.ipynb #30cce6c2
+class Processes:
+    "Other processes of this machine, as an executor"
+    restarts = 0
+    def __init__(self, workers:int): self.workers = workers
+    def check(self, client): luggage(client)
+    async def open(self, writer): self.writer = writer
+
+    async def start(self, n:int, how:dict)->Line:
+        "Start process `n`; raises `RolloutError` when the system refuses"
+        here,there = socket.socketpair()
+        streams = await asyncio.open_connection(sock=here)
+        env = os.environ | dict(PYTHONPATH=os.pathsep.join(o or os.getcwd() for o in sys.path))
+        code = 'import sys; from synth_lab.rollout import child; child(int(sys.argv[1]))'
+        try: process = subprocess.Popen([sys.executable, '-c', code, str(there.fileno())], env=env, stdin=subprocess.DEVNULL,
+            pass_fds=(there.fileno(), self.writer._held), start_new_session=True)  # Ctrl-C is for this process, which tells the others
+        except OSError as e:
+            streams[1].close()
+            raise RolloutError(f'a process cannot be started: {e.strerror}', 'ask for fewer processes') from None
+        finally: there.close()
+        line = Line(streams, process)
+        try: await line.send(self.writer.folder.parents[1], f'process{n}', how)
+        except BaseException:
+            await line.gone()
+            raise
+        return line
+
+# %% ../nbs/07_rollout.ipynb #f1eb50c7
+async def _child(fd):
+    "Play the episodes that arrive over socket `fd`"
+    line = Line(await asyncio.open_connection(sock=socket.socket(fileno=fd)))
+    lab,name,how = await line.receive()
+    client = pickle.loads(how['client'])
+    with Store(lab).join(how['run_id'], name, getattr(client, 'secrets', ())) as writer: await play_for(line, client, writer, how)
+    line.writer.close()
+    await line.writer.wait_closed()
+
 def child(
     fd:int # a socket, inherited
 ):
     "What a process of a run does"
     asyncio.run(_child(fd))
 
-async def _spawn(play, n, client, sums):
-    "Start process `n`; the line to it, and the process"
-    here,there = socket.socketpair()
-    env = os.environ | dict(PYTHONPATH=os.pathsep.join(o or os.getcwd() for o in sys.path))
-    code = 'import sys; from synth_lab.rollout import child; child(int(sys.argv[1]))'
-    try: process = subprocess.Popen([sys.executable, '-c', code, str(there.fileno())], env=env, stdin=subprocess.DEVNULL,
-        pass_fds=(there.fileno(), play.writer._held, sums[0]), start_new_session=True)  # Ctrl-C is for this process, which tells the others
-    except OSError as e:
-        here.close()
-        raise RolloutError(f'a process cannot be started: {e.strerror}', 'ask for fewer processes') from None
-    finally: there.close()
-    line = Line(await asyncio.open_connection(sock=here))
-    how = dict(run_id=play.writer.run_id, client=client, config=play.config, agent=play.agent, timeout=play.timeout,
-        limits=(play.budget.token_limit, play.budget.cost_limit, play.budget.time_limit, play.budget.until), sums=(*sums, n+1))
-    await line.send(play.writer.folder.parents[1], f'process{n}', how)
-    return line,process
-
-# %% ../nbs/07_rollout.ipynb #f1eb50c7
-async def _share(play, waiting, records, places, processes):
-    "Hand episodes out to processes; those that are left when a limit is reached"
-    client,n,gates = _luggage(play.client),min(processes, places),{}
-    children = []
-    try:
-        with tempfile.TemporaryFile() as file:
-            sums = file.fileno(),n+1
-            file.truncate(64*sums[1])
-            _together(play.budget, *sums, 0)
-            for i in range(n): children.append(await _spawn(play, i, client, sums))
-    except BaseException:
-        for o in children: await _gone(*o)
-        raise
-    async with asyncio.TaskGroup() as tasks:
-        for i,(line,process) in enumerate(children):
-            tasks.create_task(_hear(play, line, process, waiting, records, places//n + (i < places%n), gates))
-    left = list(waiting)
-    if left and not play.budget.reached: raise RolloutError(f'no process is left: {"; ".join(play.lost)}', 'look at what they wrote to the terminal')
-    return iter(left)
-
-async def _gone(line, process, blamed={}):
-    "See a process off; its exit code"
-    await line.send('leave', blamed)
-    try: return await asyncio.to_thread(process.wait, 10)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        return process.wait()
-    finally: line.writer.close()
-
 # %% ../nbs/07_rollout.ipynb #3d6f9064
-async def _hear(play, line, process, waiting, records, places, gates):
-    "Keep a process busy, and hear what becomes of its episodes"
-    under_way,blamed = set(),{}
-    async def more():
-        for plan in () if play.budget.reached else islice(waiting, places-len(under_way)):
-            under_way.add(plan['episode_id'])
-            play.live.asks(plan['episode_id'])
-            await line.send('play', plan, records.pop(plan['episode_id'], None))
-        if not under_way: await line.send('leave', {})
+@dataclass
+class Worker:
+    "Who plays for this process, and what"
+    line:object # `send`, `receive` and `gone`
+    places:int  # episodes at once
+    under_way:dict=field(default_factory=dict) # episode → its plan
+    blamed:dict=field(default_factory=dict)    # episode → what a callback raised of its turn
+
+@dataclass
+class Shared:
+    "A run that others play"
+    play:Play
+    executor:object # `Processes`, or what offers the same
+    store:Store
+    waiting:deque   # plans
+    records:dict    # episode → what is recorded of it
+    workers:list=field(default_factory=list)  # `Worker`s that are there
+    starting:set=field(default_factory=set)   # tasks that bring one
+    turns:dict=field(default_factory=dict)    # episode → turns that are known of
+    gates:dict=field(default_factory=dict)    # who → calls held back, and why
+    deaths:list=field(default_factory=list)   # who died, and of what
+
+    @cached_property
+    def how(self)->dict:
+        "What a worker has to know; holds the client, and with it the key"
+        p,b = self.play,self.play.budget
+        return dict(run_id=p.writer.run_id, client=luggage(p.client), config=p.config, agent=p.agent, timeout=p.timeout, time_limit=b.time_limit,
+            until=b.until and time.time() + b.until - time.monotonic(), asks=bool(b.token_limit or b.cost_limit))
+
+# %% ../nbs/07_rollout.ipynb #f6f018ac
+@patch
+async def hand_out(self:Shared):
+    "Give each worker as many episodes as it has places; when nothing is left to play, let all go"
+    for w in list(self.workers):
+        while self.waiting and len(w.under_way) < w.places and not self.play.budget.reached:
+            plan = self.waiting.popleft()
+            id,record = plan['episode_id'],self.records.pop(plan['episode_id'], None)
+            w.under_way[id],self.turns[id] = plan,sum(c['verdict'] is not None for c in record['calls']) if record else 0
+            self.play.live.asks(id)
+            await w.line.send('play', plan, record)
+    if any(w.under_way for w in self.workers) or self.waiting and not self.play.budget.reached: return
+    for task in self.starting: task.cancel()
+    for w in list(self.workers): await w.line.send('leave', {})
+
+# %% ../nbs/07_rollout.ipynb #5c355d13
+@patch
+async def _hear(self:Shared, w):
+    "Hear a worker until its line ends; how it ended"
     try:
-        await more()
-        while message := await line.receive():
-            match message:
-                case 'turn',e:
-                    try: await play.played(e)
-                    except Exception as error:
-                        blamed[e.episode_id] = _portable(error)
-                        raise
-                case 'end',e,error:
-                    under_way.discard(e.episode_id)
-                    await play.ended(e, error)
-                    await more()
-                case 'waits',n,why:
-                    gates[process.pid] = n,why
-                    play.live.gate = SimpleNamespace(waiting=sum(o for o,_ in gates.values()), why=next((y for o,y in gates.values() if o and y), ''))
-                case 'raised',e: raise e
-    finally: code = await _gone(line, process, blamed)
-    if under_way: play.lost.append(f'process {process.pid} died with code {code}, {len(under_way)} of its episodes are unfinished')
+        while message := await w.line.receive(): await self._told(w, *message)
+    finally: why = await w.line.gone(w.blamed)
+    self.workers.remove(w)
+    self.gates.pop(w.line.name, None)
+    return why
+
+@patch
+async def _told(self:Shared, w, kind, *message):
+    "Do what one message of a worker asks for"
+    play = self.play
+    match kind,*message:
+        case 'may',id: await w.line.send('go', id, play.budget.error if play.budget.reached else None)
+        case 'turn',e:
+            self.turns[e.episode_id] = e.turn
+            try: await play.played(e)
+            except Exception as error:
+                w.blamed[e.episode_id] = _portable(error)
+                raise
+        case 'end',e,error:
+            w.under_way.pop(e.episode_id)
+            await play.ended(e, error)
+            await self.hand_out()
+        case 'waits',n,why:
+            self.gates[w.line.name] = n,why
+            play.live.gate = SimpleNamespace(waiting=sum(o for o,_ in self.gates.values()), why=next((y for o,y in self.gates.values() if o and y), ''))
+        case 'raised',e: raise e
+
+# %% ../nbs/07_rollout.ipynb #cced017d
+@patch
+def _record(self:Shared, ids):
+    "What the traces hold of the episodes `ids`: those that ended, the calls of all, and the records of those that did not end"
+    run,marks = self.play.writer.run_id,', '.join('?'*len(ids))
+    ended = self.store.rows(f'SELECT episode_id, seed, status, turns, achievements FROM episodes WHERE run_id = ? AND "return" IS NOT NULL AND episode_id IN ({marks})', run, *ids)
+    calls = self.store.rows(f"""SELECT episode_id, turn, input_tokens + output_tokens AS tokens, cost_usd, cached FROM calls
+        WHERE run_id = ? AND verdict IS NOT NULL AND episode_id IN ({marks})""", run, *ids)
+    return ended,calls,{o['episode_id']:o for o in self.store.unfinished(run) if o['episode_id'] in ids}
+
+@patch
+async def _take_back(self:Shared, w):
+    "Make the episodes of a worker that is gone wait again"
+    ended,calls,records = await asyncio.to_thread(self._record, list(w.under_way))
+    for o in calls:
+        if o['turn'] <= self.turns[o['episode_id']]: continue
+        self.play.live.used(o['tokens'], o['cost_usd'])
+        if not o['cached']: self.play.budget.add(o['tokens'], o['cost_usd'])
+    for o in ended:
+        w.under_way.pop(o['episode_id'])
+        await self.play.ended(EpisodeEvent(self.play.writer.run_id, o['episode_id'], o['seed'], o['status'], o['turns'], tuple(o['achievements'])))
+    self.records |= records
+    self.waiting.extendleft(reversed(w.under_way.values()))
+    for id in w.under_way: self.play.live.asking.pop(id, None)
+
+# %% ../nbs/07_rollout.ipynb #2f876294
+@patch
+async def _man(self:Shared, n, places):
+    "Have a worker in place `n` until nothing is left to play"
+    for again in range(1 + self.executor.restarts):
+        self.starting.add(task := asyncio.current_task())
+        try: line = await self.executor.start(n, self.how)
+        except RolloutError as e:
+            if not again: raise
+            return self.deaths.append(f'nobody came in place of one that died: {e}')
+        finally: self.starting.discard(task)
+        self.workers.append(w := Worker(line, places))
+        await self.hand_out()
+        why = await self._hear(w)
+        if not w.under_way: return
+        await self._bury(w, why)
+
+@patch
+async def _bury(self:Shared, w, why):
+    "See to the episodes of a worker that died"
+    said = f'{w.line.name} {why}, {len(w.under_way)} of its episodes are unfinished'
+    self.deaths.append(said)
+    if self.executor.restarts:
+        warnings.warn(f'{said}: others go on with them')
+        await self._take_back(w)
+    else: self.play.lost.append(said)
+    await self.hand_out()
+
+async def _share(shared, places):
+    "Have others play; the plans that are left when a limit is reached"
+    play,n = shared.play,min(shared.executor.workers, places)
+    async with asyncio.TaskGroup() as tasks:
+        for i in range(n): tasks.create_task(shared._man(i, places//n + (i < places%n)))
+    if shared.waiting and not play.budget.reached: raise RolloutError(f'no process is left: {"; ".join(shared.deaths)}', 'look at what they wrote to the terminal')
+    return shared.waiting
