@@ -462,7 +462,7 @@ def _check_worlds(seeds, worlds, recipe, sampler):
     if not seeds: raise TrainError('no worlds to train in', 'give seeds, such as seeds=range(200)')
     if worlds % size:
         raise TrainError(f'{worlds} worlds are no whole number of groups of {size}', f'give worlds={max(1, worlds//size)*size}, or another group_size')
-    if sampler and worlds//size > len(seeds) and worlds//size % len(seeds):
+    if isinstance(sampler, Served) and worlds//size > len(seeds) and worlds//size % len(seeds):
         raise TrainError(f'{len(seeds)} seeds cannot be played equally often in {worlds//size} groups', f'give {worlds//size} seeds or more')
     if _judges(recipe) and not (sampler and sampler.judge):
         raise TrainError(f'blend asks for scores of a judge: {recipe.blend}', 'give sampler=Served(store, client, judge)')
@@ -478,7 +478,7 @@ class Training:
     config:dict      # what its checkpoints say about it
     extra:dict       # and what the caller adds to those that stay
     model:str        # their id
-    sampler:Served=None
+    sampler:object=None # as for `rl`
     state:Path=None
     curves:list=field(default_factory=list)
     spent:float=0.   # CPU seconds before this process
@@ -527,11 +527,20 @@ def _make_worlds(self:Training, seeds):
 def _play(self:Training, seeds):
     "Episodes of the student as it is"
     o,length = self.learner,self.asked['length']
+    if isinstance(self.sampler, Served): return self._play_served(seeds, length)
     if self.sampler is None:
         self._make_worlds(seeds)
         return play(o.weights, seeds, length, o.rng)
-    folder = self.publish(f'{self.model}:sampler')
-    try: return self.sampler.play(f'{self.model}:sampler', o.weights, seeds, length, f'{self.name}-{len(self.curves)+1}', int(o.rng.integers(2**31)))
+    clock = time.process_time()
+    r = self.sampler.play(o.weights, seeds, length, o.rng)
+    self.began += time.process_time() - clock - self.sampler.cpu_seconds
+    return r
+
+@patch
+def _play_served(self:Training, seeds, length):
+    "Episodes of the student behind a server"
+    model,folder = f'{self.model}:sampler',self.publish(f'{self.model}:sampler')
+    try: return self.sampler.play(model, self.learner.weights, seeds, length, f'{self.name}-{len(self.curves)+1}', int(self.learner.rng.integers(2**31)))
     finally: shutil.rmtree(folder)
 
 @patch
@@ -593,7 +602,7 @@ def rl(
     job:str=None,            # names the model; by default a digest of what it was made from
     extra:dict=None,         # what the checkpoints' config holds beside the rest
     checkpoint_every:int=None, # iterations between checkpoints
-    sampler:Served=None      # plays through a server; by default in lock-step
+    sampler=None             # plays the worlds: `Served` through a server, `synth_lab.actors.Actors` on many machines; by default in lock-step here
 )->Trained:
     "Train the student by RL"
     seeds,size = _check_worlds(seeds, worlds, recipe, sampler)
