@@ -438,11 +438,14 @@ def plot(self:Explanation,
 ): # the axes
     "The histogram as a figure"
     import matplotlib.pyplot as plt
-    ax,h = ax or plt.subplots(figsize=(6, 2.4), dpi=80)[1],self.histogram
-    ax.bar(h.index, h.before, color='tab:gray', alpha=.5, label=f'{h.before.sum()} episodes meant')
-    ax.bar(h.index, h.after, color='tab:blue', label=f'{h.after.sum()} kept')
+    from synth_lab.style import PALETTE, STYLE
+    h = self.histogram
+    with plt.rc_context(STYLE): ax = ax or plt.subplots(figsize=(6, 2.4))[1]
+    ax.bar(h.index, h.before, color='#D0D0D0', label=f'{h.before.sum()} episodes meant')
+    ax.bar(h.index, h.after, color=PALETTE['blue'], label=f'{h.after.sum()} kept')
     ax.set(xlabel=self.by, ylabel='episodes')
     if max(map(len, h.index), default=0) > 4: ax.tick_params(axis='x', rotation=60)
+    ax.grid(axis='x', visible=False)
     ax.yaxis.get_major_locator().set_params(integer=True)
     ax.legend(loc='lower center', bbox_to_anchor=(.5, 1), ncols=2, frameon=False)
     return ax
