@@ -473,11 +473,11 @@ def _answer(output, thought):
     said = thought if thought or output.get('tool_calls') else output.get('content')
     return dict(role='assistant') | (dict(content=said) if said else {}) | ({'tool_calls':output['tool_calls']} if output.get('tool_calls') else {})
 
-def _made_of(turns, context, output, count, thoughts):
+def _made_of(turns, context, count, thoughts):
     "The messages of a row of some turns, as `Part`s"
     parts = [context[i] for i in turns[0]['prompt_ids']]
     for t,later in zip(turns, [*turns[1:], None]):
-        said = output(t['output_id'])
+        said = orjson.loads(context.texts[t['output_id']])
         parts.append(part(_answer(said, t['thought'] if thoughts else None), count))
         if later: parts += [part(m, count) for m in tool_messages(Reply(t['verdict'], t['actions'], None, (), t['problem'], said))] + [context[later['prompt_ids'][-1]]]
     return parts
@@ -496,7 +496,7 @@ def _bodies(self:Selection, ids, keys):
 
 class _Context(dict):
     "Messages of prompts by id, as `Part`s, made when they are first asked for"
-    def __init__(self, texts, store, thoughts, count): self.texts,self.store,self.thoughts,self.count = texts,store,thoughts,count
+    def __init__(self, store, thoughts, count): self.texts,self.store,self.thoughts,self.count = {},store,thoughts,count
 
     def __missing__(self, id):
         if len(self) > 5000: self.clear() # to hold them all slows every allocation down: the garbage collector visits them
@@ -508,29 +508,47 @@ class _Context(dict):
         return made
 
 # %% ../nbs/09_filters.ipynb #3e9d4a3d
+_BATCH = 10_000 # turns
+
 @patch
-def _turns(self:Selection, keys):
-    "What the rows' turns say: names of fields, turns as tuples, and where one stands by place, turn and id"
-    places = sorted(set(self.pieces.place.to_numpy()[self.order].tolist()))
+def _batches(self:Selection):
+    "The rows' pieces, as they are read together"
+    n = 1 + self.turns//_BATCH if (np.diff(self.order) > 0).all() else 1
+    return [o for o in np.array_split(self.order, n) if len(o)]
+
+@patch
+def _read(self:Selection, order, keys):
+    "What the turns of pieces `order` say: names of fields, turns as tuples, where one stands by place, turn and id, and the text of their messages by id"
+    places = sorted(set(self.pieces.place.to_numpy()[order].tolist()))
     text = lambda c: f"array_to_string({c}, ' ') AS {c}" # lists would be visited by the garbage collector, again and again
     q = f"""SELECT place, turn, call_id, verdict, problem, {text('prompt_ids')}, output_id, tools_id, thought, {text('actions')}, regexp_matches(thought, ?) AS suspect
         FROM calls {_PICKED} WHERE list_contains(?, verdict)"""
     found = self.store.sql(q, _suspects(keys), *_picked(self.episodes.loc[places]), list(self.filter.verdicts))
+    ids = {i for o in found.prompt_ids for i in o.split()} | {i for c in ('output_id', 'tools_id') for i in found[c] if isinstance(i, str)}
     turns = list(zip(*(found[c].tolist() for c in found)))
-    return list(found),turns,{o[:3]:i for i,o in enumerate(turns)}
+    return list(found),turns,{o[:3]:i for i,o in enumerate(turns)},self._bodies(ids, keys)
 
+@patch
+def _ahead(self:Selection, keys):
+    "Each batch and what it says, of which the next is read meanwhile"
+    batches = self._batches()
+    with ThreadPoolExecutor(1) as thread:
+        coming = thread.submit(self._read, batches[0], keys)
+        for order,later in zip(batches, [*batches[1:], None]):
+            read = coming.result()
+            if later is not None: coming = thread.submit(self._read, later, keys)
+            yield order,*read
+
+# %% ../nbs/09_filters.ipynb #f3e1b3d1
 @patch
 def _whole(self:Selection, thoughts, count):
     "The messages of each row, and its tools, as `Part`s"
-    keys = key_values()
-    names,turns,at = self._turns(keys)
-    ids = [[o[names.index(c)] for o in turns] for c in ('prompt_ids', 'output_id', 'tools_id')]
-    texts = self._bodies({i for o in ids[0] for i in o.split()} | {i for c in ids[1:] for i in c if isinstance(i, str)}, keys)
-    context,output = _Context(texts, self.store, thoughts, count),lambda i: orjson.loads(texts[i])
-    who = [at.get(o) for o in zip(self.usable.place.tolist(), self.usable.turn.tolist(), self.usable.call_id.tolist())]
-    for a,b in self.pieces[['start', 'end']].to_numpy()[self.order].tolist():
-        row = [_turn(dict(zip(names, turns[i])), keys) for i in who[a:b]]
-        yield _made_of(row, context, output, count, thoughts),context[row[0]['tools_id']] if isinstance(row[0]['tools_id'], str) else None
+    keys,context = key_values(),_Context(self.store, thoughts, count)
+    who = list(zip(*(self.usable[c].tolist() for c in ('place', 'turn', 'call_id'))))
+    for order,names,turns,at,context.texts in self._ahead(keys):
+        for a,b in self.pieces[['start', 'end']].to_numpy()[order].tolist():
+            row = [_turn(dict(zip(names, turns[at[o]])), keys) for o in who[a:b]]
+            yield _made_of(row, context, count, thoughts),context[row[0]['tools_id']] if isinstance(row[0]['tools_id'], str) else None
 
 def _turn(t, keys):
     "A turn with its lists, and without keys"

@@ -342,6 +342,17 @@ def test_shuffling_is_seeded_and_loses_nothing(long):
     assert a == b != c and sorted(a) == sorted(c) == sorted(plain) != a
 
 
+@pytest.mark.parametrize('rules', [{}, dict(granularity='episode'), dict(granularity='window', window=2), dict(shuffle=True)])
+@pytest.mark.parametrize('size', [1, 2, 5])
+def test_batches_change_nothing(long, monkeypatch, rules, size):
+    whole = list(Filter(**rules).select(long).rows())
+    read,real = [],f.Selection._read
+    monkeypatch.setattr(f, '_BATCH', size)
+    monkeypatch.setattr(f.Selection, '_read', lambda self, order, keys: read.append(len(order)) or real(self, order, keys))
+    assert list(Filter(**rules).select(long).rows()) == whole
+    assert sum(read) == len(whole) and (len(read) == 1) == ('shuffle' in rules or len(whole) == 1)
+
+
 def test_pages_of_a_shuffle_do_not_overlap(long):
     pages = [shapes(long, shuffle=True, offset=n, limit=3) for n in (0, 3, 6)]
     assert sorted(sum(pages, [])) == sorted(shapes(long))
