@@ -331,15 +331,16 @@ async def wait(self:AsyncJob,
     return self._outcome()
 
 # %% ../nbs/12_jobs.ipynb #344d3b51
-PANELS = dict(loss=('loss', 'val_loss'), accuracy=('accuracy', 'val_accuracy'), score=('score', 'return'), kl=('kl',))
+PANELS = dict(loss=('loss', 'val_loss'), accuracy=('accuracy', 'val_accuracy'), token_accuracy=('token_accuracy',), score=('score', 'return'), reward=('reward',), kl=('kl',))
 _LINES = (('#0072B2', '-'), ('#D55E00', '--')) # two that everybody can tell apart, also where they cover one another
 
 class Chart:
     "Curves of a job, as a picture"
     def __init__(self,
         points, # of its metrics
-        title:str='' # stands above
-    ): self.points,self.title = points,title
+        title:str='', # stands above
+        counts:str='epoch' # what a step is; a score is always counted by iteration
+    ): self.points,self.title,self.counts = points,title,counts
 
     def __repr__(self): return f'{self.title}: {len(self.points)} points'
 
@@ -351,7 +352,7 @@ class Chart:
         for ax,(panel,names) in zip(fig.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items()):
             for name,(colour,dash) in zip(names, _LINES):
                 ax.plot(*zip(*[(p['step'], p['value']) for p in self.points if p['name'] == name]), color=colour, ls=dash, marker='.', ms=4, label=name)
-            ax.set_xlabel('iteration' if 'score' in shown else 'epoch', fontsize=8)
+            ax.set_xlabel('iteration' if 'score' in shown else self.counts, fontsize=8)
             ax.set_ylabel(dict(score='achievements, return', accuracy='share of the actions').get(panel, panel), fontsize=8)
             ax.legend(fontsize=7, frameon=False)
             ax.spines[['top', 'right']].set_visible(False)
@@ -368,13 +369,15 @@ def _title(job):
     "What a job does to which kind of model, without ids"
     return f'{job.row.get("job_type") or "training"} of {re.sub(":(ft)?job[_-].*", "", str(job.row.get("model")))}: {job.status}'
 
+def _chart(job, points): return Chart(points, _title(job), (job.row.get('metadata') or {}).get('counts', 'epoch'))
+
 def _shows(job):
     "A function of an `Update` that shows it where this runs"
     from synth_lab.live import _in_notebook # it brings scipy, which a worker has no use for
     if _in_notebook():
         from IPython.display import display
-        handle = display(Chart([], _title(job)), display_id=True)
-        return lambda new: handle.update(Chart(job._read, _title(job))) if new.events or new.points else None
+        handle = display(_chart(job, []), display_id=True)
+        return lambda new: handle.update(_chart(job, job._read)) if new.events or new.points else None
     if sys.stderr.isatty(): return lambda new: [print(_line(o), file=sys.stderr, flush=True) for o in new.events]
     return lambda new: None
 
@@ -390,7 +393,7 @@ async def follow(self:AsyncJob,
 @patch
 async def chart(self:AsyncJob)->Chart:
     "Its curves so far"
-    return Chart(await self._client._points(self.id, Cursor()), _title(self))
+    return _chart(self, await self._client._points(self.id, Cursor()))
 
 def _follow(self, timeout:float=None):
     "Show the job until its end; raises `JobFailed`, `JobTimeout`"

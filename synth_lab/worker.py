@@ -6,7 +6,7 @@
 __all__ = ['KINDS', 'ALIASES', 'OURS', 'TYPES', 'DEATHS', 'JobError', 'JobNotFound', 'save_file', 'find_file', 'list_files',
            'file_path', 'delete_file', 'Kind', 'read_settings', 'call_of', 'JobRequest', 'check_dataset',
            'read_request', 'JobFolder', 'create_job', 'find_job', 'list_jobs', 'Stopped', 'work', 'start_job', 'tend',
-           'cancel_job', 'NotPromoted', 'promoted', 'promote']
+           'cancel_job', 'training', 'NotPromoted', 'promoted', 'promote']
 
 # %% ../nbs/12a_worker.ipynb #fa0e414a
 import fcntl, os, pkgutil, re, shutil, signal, subprocess, sys, threading, time, traceback
@@ -22,7 +22,7 @@ from fastcore.basics import patch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from .core import _KEY_NAMES, LabError, did_you_mean, digest, new_id, now, publish, redact
-from .jobs import STATES, state_after
+from .jobs import STATES, JobCancelled, state_after
 from .policies import CheckpointError, ModelNotFound, Student, _folder, load_policy
 from .rows import read_lines, validate
 
@@ -243,6 +243,14 @@ class JobFolder:
         _append(self.path/'events.jsonl', _event(self.id, self.config['kind'], seq, type, message, now(), level, data))
 
 # %% ../nbs/12a_worker.ipynb #6059dfc4
+def _publish_job(job, r, **more):
+    "Write the folder of a job that request `r` asks for"
+    made = dict(job_id=job.id, **r.model_dump(), **more, created_at=now())
+    event = _event(job.id, r.kind, 1, f'job.{STATES["queued"].event}', f'{r.kind} of {r.model}', made['created_at'])
+    publish(job.path/'events.jsonl', orjson.dumps(event) + b'\n')
+    publish(job.path/'status.json', orjson.dumps(dict(status='queued', created_at=made['created_at'], updated_at=made['created_at'])))
+    publish(job.path/'config.json', redact(orjson.dumps(made).decode()).encode())
+
 def create_job(
     lab:Path,
     models:Path,  # folder of checkpoints
@@ -257,11 +265,7 @@ def create_job(
     settings = read_settings(r.kind, r.hyperparameters)
     if r.training_file: check_dataset(file_path(lab, r.training_file), r.training_file)
     elif r.kind == 'sft': raise JobError('a fine-tuning job needs a file', 'upload one and give its id as training_file', 'training_file')
-    made = dict(job_id=job.id, **r.model_dump(), settings=settings, created_at=now())
-    event = _event(job.id, r.kind, 1, f'job.{STATES["queued"].event}', f'{r.kind} of {r.model}', made['created_at'])
-    publish(job.path/'events.jsonl', orjson.dumps(event) + b'\n')
-    publish(job.path/'status.json', orjson.dumps(dict(status='queued', created_at=made['created_at'], updated_at=made['created_at'])))
-    publish(job.path/'config.json', redact(orjson.dumps(made).decode()).encode())
+    _publish_job(job, r, settings=settings)
     return job
 
 def find_job(lab:Path, job_id:str)->JobFolder: # raises `JobNotFound`
@@ -283,7 +287,7 @@ def _said(row, unit):
 @patch
 def teller(self:JobFolder): # a function of a row of the curves
     "What writes down how training goes"
-    unit = KINDS[self.config['kind']].counts
+    unit = 'iteration' if self.config.get('external') else KINDS[self.config['kind']].counts
     told = dict(events=max((o['data'][unit] for o in self.events() if unit in o['data']), default=-1), metrics=max((o[unit] for o in self.rows()), default=-1))
     def tell(row):
         if row[unit] > told['metrics']: _append(self.path/'metrics.jsonl', row | dict(created_at=now()))
@@ -364,6 +368,7 @@ def _child():
 
 # %% ../nbs/12a_worker.ipynb #e271c845
 DEATHS = 3
+_GONE = 'the process that trained is gone, and the lab cannot start it again'
 
 @patch
 def deaths(self:JobFolder)->int:
@@ -385,6 +390,7 @@ def start_job(
     with _held(job) as fd:
         if fd is None or STATES[job.state].ends: return
         for o in ('events.jsonl', 'metrics.jsonl'): _mend(job.path/o)
+        if job.config.get('external'): return job.end('failed', _GONE, error=dict(code='WorkerDied', message=_GONE, fix='train again'))
         if job.state == 'queued': job.note(f'job.{STATES["running"].event}', 'started')
         elif job.deaths() >= DEATHS:
             said = f'its worker died {DEATHS} times in a row without getting any further: {_last_words(job)}'
@@ -427,6 +433,53 @@ def cancel_job(
             _kill(job, signal.SIGTERM if time.monotonic() < until else signal.SIGKILL)
         time.sleep(.02)
     if job.state != 'cancelled': raise JobError(f'{job.id} has {job.state}: there is nothing to cancel', 'make another job')
+
+# %% ../nbs/12a_worker.ipynb #2e9e6d99
+@patch
+def made(self:JobFolder,
+    model:str, # id of the model that the trainer made
+    **metrics  # of its end
+):
+    "Say what came of it; the end of a job whose trainer is not the lab's"
+    self.end('succeeded', f'made {model}', fine_tuned_model=model, metrics=metrics)
+
+@contextmanager
+def training(
+    lab:Path,    # the lab's folder
+    kind:str,    # one of `KINDS`
+    model:str,   # id of the model to start from
+    **more       # further fields of `JobRequest`; hyperparameters are only kept
+): # yields (the job, what tells a row of its curves); raises `JobError`, `JobCancelled`, and whatever the block does
+    "A job whose trainer is the block"
+    r = read_request(dict(kind=kind, model=model) | more | dict(metadata=dict(counts='iteration') | more.get('metadata', {})))
+    job = JobFolder(Path(lab)/'jobs'/new_id('job'))
+    job.path.mkdir(parents=True)
+    with _held(job):
+        _publish_job(job, r, settings={}, external=True)
+        job.note(f'job.{STATES["running"].event}', 'started')
+        job.set(status='running', started_at=now())
+        try:
+            yield job,_unless_cancelled(job)
+            if not STATES[job.state].ends: raise JobError(f'{job.id} is over and has not said what it made', 'call job.made(model) in the end')
+        except (Stopped, KeyboardInterrupt) as e: _cancelled(job, e)
+        except Exception as e:
+            job.end('failed', _reason(e)['message'], error=_reason(e))
+            raise
+
+# %% ../nbs/12a_worker.ipynb #5ef861a4
+def _unless_cancelled(job):
+    "The job's teller, which stops the trainer when somebody has cancelled the job"
+    tell = job.teller()
+    def told(row):
+        tell(row)
+        if (job.path/'cancel').exists(): raise Stopped
+    return told
+
+def _cancelled(job, e):
+    "End a job that was stopped by `e`, and say so to whoever trains"
+    job.end('cancelled', 'cancelled')
+    if isinstance(e, KeyboardInterrupt): raise e
+    raise JobCancelled(f'{job.id} was cancelled', 'its events and metrics are kept; train again for a model') from None
 
 # %% ../nbs/12a_worker.ipynb #031dda03
 class NotPromoted(LabError): "The model was trained and is not served yet"
