@@ -46,12 +46,13 @@ def checked(
 def _file(store, run_id): return Path(getattr(store, 'path', store))/'runs'/run_id/'control.jsonl'
 
 def _say(file, event, **said):
-    "Append a line; never to the half of one that somebody left when he died"
+    "Append a line, never to the half of one that somebody left when he died; where it ends"
     line = orjson.dumps(dict(at=now(), event=event, host=platform.node(), pid=os.getpid()) | {k:None if v == math.inf else v for k,v in said.items()}) + b'\n'
     fd = os.open(file, os.O_RDWR|os.O_CREAT|os.O_APPEND, 0o644)
     try:
         size = os.fstat(fd).st_size
         os.write(fd, line if not size or os.pread(fd, 1, size-1) == b'\n' else b'\n' + line)
+        return os.lseek(fd, 0, os.SEEK_CUR)
     finally: os.close(fd)
 
 def _line(text):
@@ -69,16 +70,19 @@ class Control:
         folder:Path, # the run's
         **opening    # what it was called with
     ):
-        self.file,self._complained = folder/'control.jsonl',False
-        _say(self.file, 'begun', **opening)
-        self._read = self.file.stat().st_size
+        self.file,self._complained,self._read = folder/'control.jsonl',False,0
+        self._note('begun', **opening)
 
     def close(self):
         "The run ends"
-        if self.file.parent.is_dir(): _say(self.file, 'ended')
+        self._note('ended')
+
+    def _note(self, event, **said):
+        try: self._read = _say(self.file, event, **said)
+        except OSError as e: self._complain(f'it cannot be written: {e.strerror}')  # no reason to end a run that can write its traces
 
     def _complain(self, why):
-        if not self._complained: print(f'{self.file.parent.name}: control.jsonl has a line that cannot be used ({why}); the run goes on as it was', file=sys.stderr)
+        if not self._complained: print(f'{self.file.parent.name}/control.jsonl cannot be used ({why}); the run goes on as it was', file=sys.stderr)
         self._complained = True
 
     def changes(self)->dict: # of `MAY`; none most of the time
@@ -87,7 +91,7 @@ class Control:
         except OSError as e: return self._complain(e.strerror) or {}
         if size == self._read: return {}
         if size < self._read:
-            self._complain('the file was cut short')
+            self._complain('it was cut short')
             self._read = size
         with open(self.file, 'rb') as f:
             f.seek(self._read)
@@ -103,7 +107,7 @@ def _folded(self:Control, lines):
     asked = {}
     for text in filter(None, lines):
         try: asked |= {k:v for k,v in _line(text).items() if k in MAY}
-        except (ValueError, ControlError) as e: self._complain(str(e))
+        except (ValueError, ControlError) as e: self._complain(f'a line of it is damaged: {e}')
     return asked
 
 # %% ../nbs/06f_control.ipynb #689a128d
@@ -167,6 +171,7 @@ class Clock:
     def goes(self)->bool: return self._since is not None
     def stop(self): self._shown,self._since = self(),None
     def go(self): self._shown,self._since = self(),time.monotonic()
+    def set(self, seconds:float): self._shown,self._since = seconds,time.monotonic() if self.goes else None
 
 class Pace:
     "Which episodes may make calls"
@@ -197,9 +202,14 @@ async def begin(self:Pace, episode_id:str):
     else: await self._park(episode_id, new=True)
 
 @patch
+def holds(self:Pace, episode_id:str)->bool:
+    "Whether an episode under way has to wait before its next call"
+    return self.paused or len(self.playing) > self.places and episode_id in self.playing
+
+@patch
 async def allowed(self:Pace, episode_id:str):
     "Wait until an episode under way may make a call"
-    while len(self.playing) > self.places and episode_id in self.playing:
+    while self.holds(episode_id) and not self.paused:
         self.playing.discard(episode_id)
         await self._park(episode_id)
     await self.running()
