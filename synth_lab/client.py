@@ -311,8 +311,8 @@ async def _paced(self:Gate, deadline, tokens):
     try:
         await self._opened(deadline)
         while seconds := self.rate.take(tokens):
-            if deadline is not None and time.monotonic() + seconds > deadline: raise TimeoutError
             self.why = self.rate.why
+            if deadline is not None and time.monotonic() + seconds > deadline: raise TimeoutError
             await self.wait(min(seconds, 1.))  # others may give back what they reserved
             await self._opened(deadline)
     finally: self._next.release()
