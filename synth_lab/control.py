@@ -156,8 +156,7 @@ def controls(
     run_id:str
 )->pd.DataFrame: # one row for each time: at, event, and what was said
     "What a run was called with and what it was told since, oldest first; raises `ControlError` when there is no such run"
-    rows = pd.DataFrame(_said(store, run_id))
-    return rows[[k for k in ('at', 'event', *MAY) if k in rows]]
+    return pd.DataFrame(_said(store, run_id), columns=['at', 'event', *MAY]).astype(dict(concurrency='Int64'))
 
 # %% ../nbs/06f_control.ipynb #0313fb27
 class Clock:

@@ -461,7 +461,7 @@ async def rollout(
     with store.run(run_id, config, planned, resume, getattr(client, 'secrets', ())) as writer:
         live = Live(agent.model, len(planned), Waits(pace, getattr(client, 'gate', None)))
         play = Play(config, agent, client, writer, live, budget, episode_timeout, max_failures, on_turn, on_end, pace=pace)
-        if executor: await executor.open(writer)
+        if executor: executor = await executor.open(writer)
         await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), executor, store)
     return Run(run_id, agent.model, store, play.stopped)
 
@@ -812,7 +812,10 @@ class Processes:
     restarts,apart = 0,False
     def __init__(self, workers:int): self.workers = workers
     def check(self, client): luggage(client)
-    async def open(self, writer): self.writer = writer
+
+    async def open(self, writer):
+        self.writer = writer
+        return self
 
     async def start(self, n:int, how:dict)->Line:
         "Start process `n`; raises `RolloutError` when the system refuses"
