@@ -17,6 +17,7 @@ from fastcore.basics import patch
 from . import client
 from .agent import Agent
 from .checks import Accounts, Divergence, diff, error_budget, reward_identity
+from .control import controls, tune
 from .core import LabError, did_you_mean, settings
 from .exports import Exported, export
 from .filters import Filter, Selection
@@ -85,6 +86,13 @@ def _repr_markdown_(self:Lab):
     return head + '\n\n' + '\n'.join(f'| {" | ".join(map(str, o))} |' for o in (names, ['---']*len(names), *_by_model(e)))
 
 # %% ../nbs/15_lab.ipynb #4ab42983
+def _executor(asked):
+    "The executor of that name; other objects are one themselves"
+    if not isinstance(asked, str): return asked
+    if asked != 'ray': raise LabError(f'no executor is called {asked!r}', "pass executor='ray', or an object such as synth_lab.cluster.Ray(2)")
+    from synth_lab.cluster import Ray
+    return Ray()
+
 @patch
 def _player(self:Lab, model, how):
     "A client, and the agent that the keywords in `how` describe; those are taken out of it"
@@ -92,6 +100,7 @@ def _player(self:Lab, model, how):
     for k in how:
         if k not in known: raise LabError(f'a rollout has no keyword `{k}`', 'it is called `length`' if k == 'max_steps' else did_you_mean(k, known))
     asks = {k:how.pop(k) for k in Agent.__dataclass_fields__ if k in how}
+    if 'executor' in how: how['executor'] = _executor(how['executor'])
     return self._client(client.AsyncInferenceClient), Agent(model, **asks)
 
 @patch
@@ -112,6 +121,20 @@ def rollout_sync(self:Lab, model:str, seeds, **how)->Run:
 def stream(self:Lab, model:str, seeds, **how): # an async iterator
     "`rollout`, but each `TurnEvent` and `EpisodeEvent` as it happens, and the `Run` at last"
     return stream(self.store, *self._player(model, how), seeds, **how)
+
+# %% ../nbs/15_lab.ipynb #0cc327a4
+@patch
+def tune(self:Lab,
+    run_id:str, # of a run that is being played
+    **changes   # keywords of `synth_lab.control.tune`: concurrency, paused, token_limit, cost_limit, time_limit
+)->dict: # what holds from now on
+    "Pause a run while it plays, or change its numbers; raises `ControlError`"
+    return tune(self.store, run_id, **changes)
+
+@patch
+def controls(self:Lab, run_id:str)->pd.DataFrame:
+    "What a run was called with and told since, oldest first"
+    return controls(self.store, run_id)
 
 # %% ../nbs/15_lab.ipynb #18b688f5
 @patch
