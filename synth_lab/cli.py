@@ -36,7 +36,7 @@ Exit codes: 0 all went well, 1 it did not, and the last line says why, 2 the com
 
 class SynthLab(Commands):
     "The commands"
-    steps = ('setup', 'eval', 'filter', 'train', 'status', 'inference', 'traces', 'judge', 'replay', 'smoke', 'deploy', 'task-app', 'serve', 'files',
+    steps = ('setup', 'eval', 'filter', 'train', 'status', 'inference', 'traces', 'tune', 'judge', 'replay', 'smoke', 'deploy', 'task-app', 'serve', 'files',
         'pipeline')
 
 app = typer.Typer(cls=SynthLab, no_args_is_help=True, help=_ABOUT, **PLAIN)
@@ -271,6 +271,20 @@ def _judge(home, config:Config=None, model:Annotated[str|None, typer.Option(help
     failed = [v for j in found for v in j.verdicts if v.failure]
     if failed: typer.echo(f'{len(failed)} without a score, the first: {failed[0].problem}', err=True)
     if failed and not allow_failures: raise typer.Exit(1)
+
+# %% ../nbs/17_cli.ipynb #303e174c
+@app.command('tune')
+@given(reads)
+def _tune(home, run:Annotated[str, typer.Argument(metavar='RUN', help='Id of a run that is being played.')],
+    paused:Annotated[bool|None, typer.Option('--pause/--resume', help='Make no call until it goes on.')]=None,
+    concurrency:Annotated[int|None, typer.Option(help='Episodes at once.')]=None,
+    token_limit:Annotated[int|None, typer.Option(help='Tokens that it may use.')]=None,
+    cost_limit:Annotated[float|None, typer.Option(help='US dollars that it may cost; inf for no limit.')]=None,
+    time_limit:Annotated[float|None, typer.Option(help='Seconds of play after which no new call is made; inf for no limit.')]=None, as_json:AsJson=False):
+    "Pause a run while it plays, or change its numbers."
+    holds = home.tune(run, paused=paused, concurrency=concurrency, token_limit=token_limit, cost_limit=cost_limit, time_limit=time_limit)
+    if as_json: print_json(dict(run_id=run, **holds))
+    else: typer.echo(f'{run}: ' + ', '.join(f'{k} {cell(v)}' for k,v in holds.items()))
 
 # %% ../nbs/17_cli.ipynb #1d43bf1c
 @app.command('replay')

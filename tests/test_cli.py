@@ -75,6 +75,8 @@ def played(tmp_path_factory):
     ('files upload nope.jsonl', 1, 'nope.jsonl cannot be read'),
     ('train --type sft --dataset nope.jsonl', 1, 'there is no file nope.jsonl'),
     ('replay run:0:0', 1, 'no episode `run:0:0`'),
+    ('tune nope --pause', 1, "there is no run 'nope'"),
+    ('tune nope', 1, 'nothing was asked of the run'),
     ('filter --output x.jsonl', 1, 'the lab has no episodes'),
     ('traces --env-file nope.env', 1, 'there is no file nope.env → synth-lab setup writes one'),
     ('pipeline', 1, 'in no clone of the repository'),
@@ -216,6 +218,16 @@ def test_a_replay_says_whether_it_is_exact(place, played):
     assert good(f'replay teacher:2:0 --lab {played.path} --gif film') == 'teacher:2:0: 60 of 60 steps, exactly as recorded\n'
     assert (place/'film.gif').read_bytes()[:4] == b'GIF8'
     assert json.loads(good(f'replay teacher:2:0 --lab {played.path} --json'))['exact']
+
+
+def test_a_run_under_way_is_told_other_numbers(played):
+    said = []
+    def tell(event):
+        if not said: said.append(good(f'tune slow --concurrency 1 --token-limit 1000000 --lab {played.path}'))
+    played.rollout_sync('random', range(2), run_id='slow', length=20, on_turn=tell)
+    assert said[0] == 'slow: concurrency 1, paused no, token_limit 1000000, cost_limit inf, time_limit inf\n'
+    assert played.controls('slow').concurrency.tolist()[:2] == [32, 1]
+    assert 'is not being played now' in sl(f'tune slow --resume --lab {played.path}').stderr
 
 
 def test_judges_of_a_configuration(place, played):
