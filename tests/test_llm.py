@@ -173,6 +173,14 @@ async def test_a_fault_in_the_model_reaches_everybody_who_waits_and_the_next_are
     assert lm.ask(llm.Row([5], 3, seed=1)).result(timeout=20).written
 
 
+def test_who_gives_up_is_passed_over_and_the_others_are_answered(lm, monkeypatch):
+    seen, write = [], lm.write
+    monkeypatch.setattr(lm, 'write', lambda rows: (seen.append(len(rows)), write(rows))[1])
+    told = [lm.ask(llm.Row([5], 3, seed=i)) for i in range(3)]
+    assert told[1].cancel()
+    assert [told[i].result(timeout=20).seed for i in (0, 2)] == [0, 2] and sum(seen) == 2
+
+
 def test_templates():
     silent, speaking = tokenizer(), tokenizer('{{ tools | tojson }}' + PLAIN)
     for o in (silent, speaking): llm.see_tools(o)
