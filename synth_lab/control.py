@@ -208,10 +208,11 @@ def holds(self:Pace, episode_id:str)->bool:
 @patch
 async def allowed(self:Pace, episode_id:str):
     "Wait until an episode under way may make a call"
-    while self.holds(episode_id) and not self.paused:
-        self.playing.discard(episode_id)
-        await self._park(episode_id)
-    await self.running()
+    while self.holds(episode_id):
+        if self.paused: await self.running()
+        else:
+            self.playing.discard(episode_id)
+            await self._park(episode_id)
 
 @patch
 async def running(self:Pace)->float: # seconds that it took

@@ -940,6 +940,7 @@ async def _told(self:Shared, w, kind, *message):
         case 'end',e,error:
             w.under_way.pop(e.episode_id)
             play.pace.end(e.episode_id)
+            if isinstance(error, LimitReached): play.budget.over = play.budget.over or 'time_limit'  # the one that a worker sees by itself
             await play.ended(e, error)
             await self.hand_out()
         case 'waits',n,why:

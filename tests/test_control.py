@@ -173,6 +173,21 @@ def test_a_run_that_waits_for_its_server_can_be_paused_and_says_who_waits(store,
             return line
     assert '3 wait: paused' in asyncio.run(go()) and seen[0].gate.waiting == 0
 
+@pytest.mark.parametrize('how', [{}, dict(processes=2)])
+def test_a_run_goes_on_with_fewer_calls_than_it_was_paused_with(store, how):
+    app = Watch(latency=.1)
+    async def go():
+        with served(app):
+            task = start(store, concurrency=6, **how)
+            await until(lambda: app.most(0) == 6)
+            tune(store, 'r', paused=True)
+            await quiet(app)
+            clock = time.monotonic()
+            tune(store, 'r', paused=False, concurrency=2)
+            return await task,app.most(clock)
+    run,most = asyncio.run(go())
+    assert most == 2 and set(run.episodes.status) == {'done'} and whole(store)
+
 def test_a_paused_run_hears_ctrl_c(store):
     app = Watch(latency=.05)
     async def go():
