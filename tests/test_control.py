@@ -239,10 +239,10 @@ def test_who_was_begun_goes_on_before_anybody_new(store):
 
 @pytest.mark.parametrize('how', [{}, dict(processes=2)])
 def test_limits_are_raised_and_lowered_while_it_runs(store, how):
-    app = Watch(latency=.1)
+    app = Watch(latency=.2)
     async def go():
         with served(app):
-            task = start(store, concurrency=6, token_limit=8_000, max_turns=20, **how)
+            task = start(store, concurrency=6, token_limit=30_000, max_turns=20, **how)
             await until(lambda: app.came)
             tune(store, 'r', token_limit=math.inf, time_limit=60)
             await until(lambda: len(app.came) > 50)
@@ -250,7 +250,7 @@ def test_limits_are_raised_and_lowered_while_it_runs(store, how):
             return await task
     run = asyncio.run(go())
     n = store.rows('SELECT sum(input_tokens + output_tokens) AS n FROM calls')[0]['n']
-    assert n > 16_000 and 'cost_limit=' in run.stopped and 'cancelled' in set(run.episodes.status) and run.episodes.turns.sum() < 6*20
+    assert n > 30_000 and 'cost_limit=' in run.stopped and 'cancelled' in set(run.episodes.status) and run.episodes.turns.sum() < 6*20
     assert (run.episodes[run.episodes.status == 'cancelled'].error_type == 'LimitReached').all()
 
 # ---- what an endpoint takes a minute
