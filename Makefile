@@ -49,7 +49,7 @@ llm: .venv-llm/installed
 
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
 lab: .venv/installed
-	.venv/bin/jupyter lab nbs $(ARGS)
+	.venv/bin/jupyter lab nbs/index.ipynb $(ARGS)
 
 .venv/installed: pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "synth_lab needs Python 3.11 or newer, and $(PYTHON) is not. Name another: make PYTHON=python3.12"; exit 1; }
