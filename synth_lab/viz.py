@@ -634,6 +634,7 @@ class Explorer(Panel):
         self.lab,self.notice,self.picture,self.controls = lab,Notice(),Picture(),_controls()
         self.image,self.call,self.held = W.Image(format='png', layout=W.Layout(max_width='100%')),W.HTML(),False
         self.read()
+        self.controls['window'].value = max(o for o in (2, 5, 10, 20) if o <= max(2, self.controls['episodes'].max/4))
         for k,o in start.items():
             if k not in self.controls: raise LabError(f'the explorer has no control `{k}`', did_you_mean(k, self.controls))
             _set(k, self.controls[k], o)
