@@ -11,6 +11,7 @@ import asyncio, hashlib, json, os, re, subprocess, sys, time, zipfile
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -136,11 +137,14 @@ class LM:
     def context(self)->int: return self.model.config.max_position_embeddings
     @property
     def end(self)->int: return self.tokenizer.eos_token_id
+    @cached_property
+    def _tokens(self): return _need('llguidance.hf')[0].from_tokenizer(self.tokenizer, n_vocab=self.vocab) # takes a second
 
 def load(
     weights:str='smollm2-135m', # or a folder or an id that transformers' `from_pretrained` takes
     adapter=None,               # folder of a LoRA adapter
-    name:str=None               # model id to serve it under; by default that of the weights
+    name:str=None,              # model id to serve it under; by default that of the weights
+    trainable:bool=False        # the adapter is to be trained further
 )->LM: # raises `LLMError`; what transformers raises for weights that are not there passes through
     "A language model, ready to be asked; on a GPU, if there is one"
     torch,transformers = _need('torch', 'transformers')
@@ -149,8 +153,8 @@ def load(
     see_tools(tokenizer)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
     model = transformers.AutoModelForCausalLM.from_pretrained(source, dtype='bfloat16' if gpu else 'float32').to('cuda' if gpu else 'cpu')
-    if adapter: model = _need('peft')[0].PeftModel.from_pretrained(model, adapter)
-    return LM(name or Path(weights).name, model.eval(), tokenizer)
+    if adapter: model = _need('peft')[0].PeftModel.from_pretrained(model, adapter, is_trainable=trainable)
+    return LM(name or (Path(weights).name if Path(weights).is_dir() else weights), model.eval(), tokenizer)
 
 # %% ../nbs/13e_llm.ipynb #4be5f314
 _ROLES = ('system', 'user', 'assistant', 'tool')
@@ -211,12 +215,6 @@ def grammar(self:LM,
     return f'start: {before} call {after}\ncall: %json {json.dumps(schema)}'
 
 # %% ../nbs/13e_llm.ipynb #5bda7635
-@patch(as_prop=True)
-def _tokens(self:LM):
-    "The vocabulary as llguidance has it; made once, since that takes a second"
-    if not hasattr(self, '_made'): self._made = _need('llguidance.hf')[0].from_tokenizer(self.tokenizer, n_vocab=self.vocab)
-    return self._made
-
 @patch
 def matcher(self:LM,
     tools:list # that may be called

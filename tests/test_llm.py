@@ -205,6 +205,8 @@ def test_an_adapter_changes_what_is_said(weights, lm, tmp_path):
     made = peft.get_peft_model(LlamaForCausalLM.from_pretrained(weights), peft.LoraConfig(r=4, target_modules='all-linear', init_lora_weights=False))
     made.save_pretrained(tmp_path/'adapter')
     tuned = llm.load(str(weights), tmp_path/'adapter', name='peft:tiny:job_1')
+    assert not any(p.requires_grad for p in tuned.model.parameters())
+    assert any(p.requires_grad for p in llm.load(str(weights), tmp_path/'adapter', trainable=True).model.parameters())
     request = llm.LLMRequest(model='', messages=SEEN, temperature=0, max_tokens=20)
     assert tuned.name == 'peft:tiny:job_1' and tuned.write(tuned.rows(request))[0].written != lm.write(lm.rows(request))[0].written
 
