@@ -244,7 +244,8 @@ def curves(
 )->Picture:
     "Reward in the order of play: moving means with their 95 % intervals, single episodes behind them"
     found,notes = _prepared(episodes, by, achievements, fig, value)
-    fig,ax = _axes(fig, found, 3.4, f'{_of(value, achievements).capitalize()}, moving mean over {window} episodes')
+    smooth = f', moving mean over {window} episodes' if window > 1 else ''
+    fig,ax = _axes(fig, found, 3.4, f'{_of(value, achievements).capitalize()}{smooth}')
     for g in found:
         m,lost = moving(g.rows, value, window),g.rows[~g.rows.status.isin(OUTCOMES['n'])]
         if len(m) == 1: m = m.loc[[0, 0]].assign(episode=[*m['first'], *m['last']])
