@@ -280,6 +280,7 @@ async def enter(self:Gate,
         self.leave()
         raise
 
+# %% ../nbs/04_client.ipynb #823a3bf6
 @patch
 async def _place(self:Gate, deadline):
     "Wait for a place, first come, first served"
@@ -317,22 +318,11 @@ async def _paced(self:Gate, deadline, tokens):
             await self._opened(deadline)
     finally: self._next.release()
 
+# %% ../nbs/04_client.ipynb #26a3d35d
 @patch
 def leave(self:Gate):
     "Give the place back, and hand out what is free to those who wait"
     self.running -= 1
-    self._hand_out()
-
-@patch
-def resize(self:Gate,
-    most:int # calls at once
-):
-    "More places from now on, or fewer: who has one keeps it"
-    self.most = self._limit = most
-    self._hand_out()
-
-@patch
-def _hand_out(self:Gate):
     while self._queue and self.running < self.limit:
         turn = self._queue.popleft()
         if turn.done(): continue # cancelled

@@ -151,6 +151,7 @@ def tune(
     _say(file, 'tuned', **asked)
     return {k:v for o in [*said[begun:], asked] for k,v in o.items() if k in MAY}
 
+# %% ../nbs/06f_control.ipynb #3c36ca6f
 def controls(
     store:Store|str|Path, # the lab, or its folder
     run_id:str

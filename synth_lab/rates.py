@@ -6,7 +6,7 @@
 __all__ = ['SPARE', 'LATE', 'DAY', 'RateError', 'Rate', 'shared_file', 'deal']
 
 # %% ../nbs/03b_rates.ipynb #6fc8ebc4
-import fcntl, os, struct, tempfile, time
+import fcntl, os, struct, tempfile, time, weakref
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,10 +29,9 @@ class Rate:
     ):
         self.limits,self.share,self.mean,self._n,self.name = dict(requests_per_minute=requests, tokens_per_minute=tokens),1.,None,0,name
         self._own,self._fd,self.why = [0., 0.],None,''
-        if file: self._fd = _opened(file)
-
-    def __del__(self):
-        if self._fd is not None: os.close(self._fd)
+        if file:
+            self._fd = _opened(file)
+            self._close = weakref.finalize(self, os.close, self._fd)
 
 def _opened(file):
     "A descriptor of `file`, which nobody else on the machine may read or replace"
@@ -126,5 +125,5 @@ def alone(self:Rate,
     share:float # of the endpoint's budget, 0 to 1
 ):
     "Keep to a share, and to times of its own"
-    if self._fd is not None: os.close(self._fd)
+    if self._fd is not None: self._close()
     self._fd,self.share = None,share

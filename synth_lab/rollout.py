@@ -29,7 +29,7 @@ from fastcore.meta import delegates
 from . import seal  # sealed behind the writer, whoever opens it
 from .agent import Agent, TurnMemory, turn, user_text
 from .client import AuthError, BadRequest, ClientError, ContextLength, EndpointDown, EndpointSlow, ModelNotFoundError, QuotaSpent, holder
-from .control import Budget, Clock, Control, LabSpent, LimitReached, Pace
+from .control import Budget, Control, LabSpent, LimitReached, Pace
 from .core import LabError, digest, new_id, now, redact, settings
 from .live import EpisodeEvent, Live, TurnEvent, half_width, leave, nobody_looks, on_screen
 from .rates import deal
@@ -250,14 +250,16 @@ class Play:
         "Whether the client is one that can be told until when it may wait"
         return 'deadline' in signature(self.client.post).parameters
 
-    @property
-    def deadline(self)->float|None:
-        "Until when the client may wait"
-        return self.budget.until if self.tells else None
+# %% ../nbs/07_rollout.ipynb #53e8e54e
+@patch(as_prop=True)
+def deadline(self:Play)->float|None:
+    "Until when the client may wait"
+    return self.budget.until if self.tells else None
 
-    def given_up(self, e:Exception)->bool:
-        "Whether the client would have tried again, had there been time"
-        return self.tells and self.budget.time_limit is not None and isinstance(e, ClientError) and e.retry and len(e.attempts) < self.client.settings.limits.attempts
+@patch
+def given_up(self:Play, e:Exception)->bool:
+    "Whether the client would have tried again, had there been time"
+    return self.tells and self.budget.time_limit is not None and isinstance(e, ClientError) and e.retry and len(e.attempts) < self.client.settings.limits.attempts
 
 # %% ../nbs/07_rollout.ipynb #49140fed
 @patch
@@ -454,13 +456,12 @@ async def rollout(
     _check_kinds(run_id=run_id, split=split, seed=seed, on_turn=on_turn, on_end=on_end)
     _check_amounts(episode_timeout=episode_timeout, token_limit=token_limit, cost_limit=cost_limit, time_limit=time_limit)
     if executor := executor or (Processes(processes) if processes > 1 else None): executor.check(client)
-    planned = plan_episodes(run_id, seeds, group_size)
+    pace,planned = Pace(concurrency),plan_episodes(run_id, seeds, group_size)
     config = _config(client, agent, planned[0], difficulty, length) | dict(split=split, max_turns=max_turns, group_size=group_size, seed=int(seed))
-    pace = Pace(concurrency)
     budget = _budget(client, agent.model, pace.clock, token_limit, cost_limit, time_limit)
     with store.run(run_id, config, planned, resume, getattr(client, 'secrets', ())) as writer:
-        live = Live(agent.model, len(planned), Waits(pace, getattr(client, 'gate', None)))
-        play = Play(config, agent, client, writer, live, budget, episode_timeout, max_failures, on_turn, on_end, pace=pace)
+        play = Play(config, agent, client, writer, Live(agent.model, len(planned), Waits(pace, getattr(client, 'gate', None))),
+            budget, episode_timeout, max_failures, on_turn, on_end, pace=pace)
         if executor: executor = await executor.open(writer)
         await _play(play, *((planned, {}) if writer.new else _rest(store, play, planned)), executor, store)
     return Run(run_id, agent.model, store, play.stopped)
@@ -492,6 +493,7 @@ def _check_amounts(**amounts):
         if v is not None and not (isinstance(v, Real) and not isinstance(v, bool) and v > 0):
             raise RolloutError(f'{name} is {v!r}, expected {unit} above 0', f'pass {name}=60, or leave it out')
 
+# %% ../nbs/07_rollout.ipynb #74779a0f
 def _price(client, model):
     "What two tokens of `model` cost; None when nobody said so"
     return client.cost(model, dict(prompt_tokens=1, completion_tokens=1))
@@ -794,6 +796,7 @@ async def _obey(line, play, tasks):
                 raise asyncio.CancelledError
     os._exit(1)  # the parent is gone: at once, before somebody resumes the run
 
+# %% ../nbs/07_rollout.ipynb #3abe8679
 def _keep_to(gate, part):
     "Keep to a part of what the endpoint takes a minute; None: share all of it with others on this machine"
     if part is not None and gate and gate.rate: gate.rate.alone(part)
