@@ -12,6 +12,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from fastcore.basics import patch
+
 from .core import LabError, redact
 from .rollout import RolloutError, luggage, play_for
 from .traces import RunWriter, Store, StoreError
@@ -57,7 +59,8 @@ def _file_system(url):
     "fsspec's file system of `url`, and the path in it; raises `ClusterError` for one that nobody else sees or knows"
     try: import fsspec
     except ImportError: raise ClusterError(f'{url} needs fsspec', "pip install 'synth-lab[ray]'") from None
-    if '://' not in url or url.startswith('memory:'): raise ClusterError(f'{url!r} is nowhere that other machines see', "pass a store's, such as url='s3://bucket/lab'")
+    if '://' not in url or url.startswith('memory:'):
+        raise ClusterError(f'{url!r} is nowhere that other machines see', "pass a store's, such as url='s3://bucket/lab'")
     try: return fsspec.core.url_to_fs(url, **dict(auto_mkdir=True) if url.startswith('file:') else {})
     except (ImportError, ValueError) as e: raise ClusterError(f'{url} cannot be opened: {e}', 'install what fsspec asks for, on every machine') from None
 
@@ -85,7 +88,9 @@ class Shipper(RunWriter):
     def _put(self, name, path, data, size):
         "Put `data` into the store, and tell that it is there"
         try: self.fs.pipe_file(f'{self.root}/{path}', data)
-        except Exception as e: raise StoreError(f'cannot write {path} to {self.root}: {redact(str(e))[:500]}', 'what was told is kept; mend the store, then resume the run') from None
+        except Exception as e: # each kind of store has its own
+            fix = 'what was told is kept; mend the store, then resume the run'
+            raise StoreError(f'cannot write {path} to {self.root}: {redact(str(e))[:500]}', fix) from None
         self._shipped[name] = size
         self.told('stored', path)
 
@@ -109,7 +114,8 @@ class Mirror:
             self.files[name] = (self.folder/'live'/f'{name}.jsonl').open('ab')
             fcntl.flock(self.files[name], fcntl.LOCK_EX)
         file = self.files[name]
-        if (have := file.seek(0, os.SEEK_END)) < at: raise StoreError(f'{self.root}/{path} begins {at - have} bytes after what is here', 'an object is missing in the store; resume the run')
+        if (have := file.seek(0, os.SEEK_END)) < at:
+            raise StoreError(f'{self.root}/{path} begins {at - have} bytes after what is here', 'an object is missing in the store; resume the run')
         data = self._get(path)[have-at:]
         if data: file.write(data)
         file.flush()
@@ -125,18 +131,21 @@ class Mirror:
         try: return self.fs.cat_file(f'{self.root}/{path}')
         except Exception as e: raise StoreError(f'cannot read {path} from {self.root}: {redact(str(e))[:500]}', 'mend the store, then resume the run') from None
 
-    def fetch_all(self):
-        "Bring all that is there and not here"
-        live = f'{self.root}/runs/{self.folder.name}/live'
-        for path in sorted(self.fs.find(live)) if self.fs.exists(live) else (): self.fetch(path[len(self.root)+1:])
+# %% ../nbs/07b_cluster.ipynb #fcd0e6ee
+@patch
+def fetch_all(self:Mirror):
+    "Bring all that is there and not here"
+    live = f'{self.root}/runs/{self.folder.name}/live'
+    for path in sorted(self.fs.find(live)) if self.fs.exists(live) else (): self.fetch(path[len(self.root)+1:])
 
-    def left(self):
-        "Somebody who stored is gone: bring what was not told any more; with the last one, let go of the files"
-        self.fetch_all()
-        self.users = max(0, self.users-1)
-        if self.users: return
-        for file in self.files.values(): file.close()
-        self.files = {}
+@patch
+def left(self:Mirror):
+    "Somebody who stored is gone: bring what was not told any more; with the last one, let go of the files"
+    self.fetch_all()
+    self.users = max(0, self.users-1)
+    if self.users: return
+    for file in self.files.values(): file.close()
+    self.files = {}
 
 # %% ../nbs/07b_cluster.ipynb #f83adc4d
 LEASE = 60 # seconds that a worker goes on without hearing from the run
@@ -171,30 +180,35 @@ class Player:
         self.told.append(message)
         if message[0] not in ('turn', 'waits', 'stored'): self.urgent.set()
 
-    async def hear(self):
-        "What happened since the last call; waits up to a second for it"
-        self.heard,news = time.monotonic(),[]
-        for _ in range(10):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(.1): await self.urgent.wait()
-            if self.told: break
-        self.urgent.clear()
-        while self.told: news.append(self.told.popleft())
-        return pickle.dumps(news)
+# %% ../nbs/07b_cluster.ipynb #991dc074
+@patch
+async def hear(self:Player):
+    "What happened since the last call; waits up to a second for it"
+    self.heard,news = time.monotonic(),[]
+    for _ in range(10):
+        with suppress(TimeoutError):
+            async with asyncio.timeout(.1): await self.urgent.wait()
+        if self.told: break
+    self.urgent.clear()
+    while self.told: news.append(self.told.popleft())
+    return pickle.dumps(news)
 
-    async def tell(self, messages):
-        "Take what the run says"
-        for o in pickle.loads(messages): self.orders.put_nowait(o)
+@patch
+async def tell(self:Player, messages):
+    "Take what the run says"
+    for o in pickle.loads(messages): self.orders.put_nowait(o)
 
-    async def send(self, *message):
-        while len(self.told) > 1000: await asyncio.sleep(.05)  # the run is slow to hear
-        self._tell(*message)
+@patch
+async def send(self:Player, *message):
+    while len(self.told) > 1000: await asyncio.sleep(.05)  # the run is slow to hear
+    self._tell(*message)
 
-    async def receive(self):
-        "The next message of the run; None when it has not been heard of for too long"
-        while (left := self.heard + self.lease - time.monotonic()) > 0:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(left): return await self.orders.get()
+@patch
+async def receive(self:Player):
+    "The next message of the run; None when it has not been heard of for too long"
+    while (left := self.heard + self.lease - time.monotonic()) > 0:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(left): return await self.orders.get()
 
 # %% ../nbs/07b_cluster.ipynb #008b7ec6
 def _writer(node, lab, url, run_id, name, secrets, told):
@@ -203,7 +217,8 @@ def _writer(node, lab, url, run_id, name, secrets, told):
         (folder := Path(tempfile.mkdtemp(prefix='synth-lab-'))/'runs'/run_id/'live').mkdir(parents=True)
         return Shipper(url, folder.parent, name, secrets, told)
     if not (Path(lab)/'runs'/run_id/'run.json').exists():
-        raise ClusterError(f'{node} does not see the lab: there is no {lab}/runs/{run_id}', "mount the folder there under the same path, or pass Ray(url='s3://bucket/lab') for a store that all machines reach")
+        fix = "mount the folder there under the same path, or pass Ray(url='s3://bucket/lab') for a store that all machines reach"
+        raise ClusterError(f'{node} does not see the lab: there is no {lab}/runs/{run_id}', fix)
     return Store(lab).join(run_id, name, secrets)
 
 async def _shipping(writer):
@@ -217,7 +232,7 @@ class ActorLine:
     "The connection between a run and one of its actors"
     def __init__(self, ray, actor, name, mirror, lease):
         self.ray,self.actor,self.name,self.mirror,self.lease = ray,actor,name,mirror,lease
-        self.news,self.open,self.asked,self.ended,self.outbox = deque(),None,0.,None,[]
+        self.news,self.open,self.asked,self.ended,self.certain,self.outbox = deque(),None,0.,None,False,[]
         if mirror: mirror.users += 1
 
     async def send(self, *message):
@@ -235,7 +250,7 @@ class ActorLine:
             if not self.news: await self._ask()
             while self.news:
                 message = self.news.popleft()
-                if message == (None,): self.ended = 'ended'
+                if message == (None,): self.ended,self.certain = 'ended',True
                 elif message[0] == 'stored': await asyncio.to_thread(self.mirror.fetch, message[1])
                 else: return message
 
@@ -243,19 +258,29 @@ class ActorLine:
         "Ask for news"
         if not self.open: self.open,self.asked = self.actor.hear.remote(),time.monotonic()
         try: self.news += pickle.loads(await self.open)
-        except self.ray.exceptions.RayActorError as e: self.ended = f'was lost ({_cause(e)})'
+        except self.ray.exceptions.RayActorError as e:
+            self.ended = f'was lost ({_cause(e)})'
+            self.certain = isinstance(e, self.ray.exceptions.ActorDiedError) and 'node' not in self.ended
         self.open = None
 
-    async def gone(self, blamed:dict={})->str: # how it ended
-        "See the worker off, and wait until it is certain that it writes no more"
-        await self.send('leave', blamed)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(10):
-                while await self.receive(): pass
-        self.ray.kill(self.actor)
-        if self.ended is None or 'node' in self.ended: await asyncio.sleep(self.asked + self.lease - time.monotonic())
-        if self.mirror: await asyncio.to_thread(self.mirror.left)
-        return self.ended or 'did not end'
+# %% ../nbs/07b_cluster.ipynb #00064773
+@patch
+async def gone(self:ActorLine, blamed:dict={})->str: # how it ended
+    "See the worker off, and wait until it is certain that it writes no more"
+    await self.send('leave', blamed)
+    await self._end(10)
+    self.ray.kill(self.actor)
+    await self._end(5)
+    if not self.certain and not asyncio.current_task().cancelling(): await asyncio.sleep(self.asked + self.lease - time.monotonic())
+    if self.mirror: await asyncio.to_thread(self.mirror.left)
+    return self.ended or 'did not end'
+
+@patch
+async def _end(self:ActorLine, seconds):
+    "Hear what is still told, until the end or so many seconds"
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            while await self.receive(): pass
 
 def _cause(e):
     "What Ray says of an actor that is gone, in a line"
@@ -304,7 +329,8 @@ class _Opened:
             return ActorLine(self.ray, actor, said, self.mirror, LEASE)
         except BaseException as e:
             self.ray.kill(actor)
-            if isinstance(e, TimeoutError): raise ClusterError(f'worker {n} did not start within {START} s', '`ray status` says what the cluster is short of; ask for fewer workers') from None
+            if isinstance(e, TimeoutError):
+                raise ClusterError(f'worker {n} did not start within {START} s', '`ray status` says what the cluster is short of; ask for fewer workers') from None
             if isinstance(e, self.ray.exceptions.RayError):
                 raise ClusterError(f'a worker cannot start: {_cause(e)}', "every machine needs the same Python and pip install 'synth-lab[ray]'") from None
             raise
