@@ -591,6 +591,7 @@ def _watched(play, store, shared):
     control = Control(writer.folder, concurrency=play.pace.places, paused=False, **{k:s.limit for k,s in budget.sums.items()}, time_limit=budget.time_limit,
         priced=_price(play.client, play.agent.model) is not None)
     task = asyncio.create_task(_watch(play, control, spent, shared))
+    play.pace.clock.set(0.)  # what was made ready took none of the run's time
     try: yield
     finally:
         task.cancel()
