@@ -8,6 +8,7 @@ import pytest
 
 from synth_lab import actors as A
 from synth_lab import rl as R
+from synth_lab.cluster import ClusterError
 from synth_lab.lockstep import play
 from synth_lab.policies import init_weights, load_policy
 from synth_lab.train import TrainError
@@ -80,20 +81,20 @@ def test_without_ray_it_says_what_to_install(monkeypatch):
         if name == 'ray': raise ImportError(name)
         return real(name, *rest, **more)
     monkeypatch.setattr(builtins, '__import__', refuse)
-    with pytest.raises(TrainError, match=r'synth-lab\[ray\]'): A.Actors(1).play(init_weights(16), [1], 5, np.random.default_rng(0))
+    with pytest.raises(ClusterError, match=r'synth-lab\[ray\]'): A.Actors(1).play(init_weights(16), [1], 5, np.random.default_rng(0))
 
 
 @pytest.fixture(scope='module')
 def ray():
-    ray = pytest.importorskip('ray')
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level='ERROR')
+    pytest.importorskip('ray')
+    ray = A.connect(cores=2)
     yield ray
     ray.shutdown()
 
 
 def dying(folder, how_often):
-    "A `Player` that is killed in the middle of a part, so many times"
-    class Dying(A.Player):
+    "A `PartPlayer` that is killed in the middle of a part, so many times"
+    class Dying(A.PartPlayer):
         def play(self, *part):
             played = super().play(*part)
             for k in range(how_often):
@@ -107,14 +108,14 @@ def dying(folder, how_often):
 def test_a_killed_actors_part_is_played_again_with_the_same_result(ray, tmp_path, monkeypatch):
     whole = R.rl('student', tmp_path, sampler=A.Parts(3), job='whole', **TINY)
     (tmp_path/'deaths').mkdir()
-    monkeypatch.setattr(A, 'Player', dying(tmp_path/'deaths', 2))
+    monkeypatch.setattr(A, 'PartPlayer', dying(tmp_path/'deaths', 2))
     run = R.rl('student', tmp_path, sampler=A.Actors(3, actors=2), job='killed', **TINY)
     assert len(list((tmp_path/'deaths').iterdir())) == 2
     assert run.curves == whole.curves and same(weights(run, tmp_path), weights(whole, tmp_path))
 
 
 def test_a_part_that_kills_every_actor_is_given_up(ray, tmp_path, monkeypatch):
-    monkeypatch.setattr(A, 'Player', dying(tmp_path, 99))
+    monkeypatch.setattr(A, 'PartPlayer', dying(tmp_path, 99))
     monkeypatch.setattr(A, 'RETRIES', 1)
     with pytest.raises(TrainError, match='2 actors in a row'): A.Actors(1).play(init_weights(16), [1], 5, np.random.default_rng(0))
 
