@@ -25,13 +25,14 @@ test: .venv/installed
 oracle: .venv/installed
 	ORACLE_STEPS=520000 .venv/bin/python -m pytest -q tests/test_oracle.py
 
-# Ratios against what else one would use, and how far the student learns; each script prints one line of JSON, all of them take a quarter of an hour and more. `bench/learn.py` has longer parts
+# Ratios against what else one would use, and how far the student learns; each script prints one line of JSON, all of them take half an hour and more. `bench/learn.py` has longer parts
 bench: .venv/installed
 	.venv/bin/python bench/world.py
 	.venv/bin/python bench/rollout.py
 	.venv/bin/python bench/faults.py
 	.venv/bin/python bench/traces.py
 	.venv/bin/python bench/viz.py
+	.venv/bin/python bench/scale.py
 	@test -z "$$SYNTH_AI" || .venv/bin/python bench/taskapp.py
 	PARTS=sft,rl60 .venv/bin/python bench/learn.py
 
