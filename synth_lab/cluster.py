@@ -288,8 +288,6 @@ def _cause(e):
     return redact(lines[min(1, len(lines)-1)])[:200]
 
 # %% ../nbs/07b_cluster.ipynb #a7c0259e
-START = 60 # seconds that a worker may take to start
-
 @dataclass
 class Ray:
     "Actors of Ray, as an executor: `rollout(…, executor=Ray(2))`"
@@ -311,6 +309,9 @@ class Ray:
         mirror = Mirror(self.url, writer.folder) if self.url else None
         if mirror: await asyncio.to_thread(mirror.left)
         return _Opened(self, ray, writer, mirror)
+
+# %% ../nbs/07b_cluster.ipynb #51fa4d58
+START = 60 # seconds that a worker may take to start
 
 class _Opened:
     "`Ray` for one run"
