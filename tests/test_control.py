@@ -127,7 +127,7 @@ def test_what_a_run_was_told_before_a_resume_does_not_bind_it(store):
 
 @pytest.mark.parametrize('how', [{}, dict(processes=2), dict(processes=2, token_limit=10**9)])
 def test_a_paused_run_makes_no_call_and_loses_nothing(store, how):
-    "Every seventh call fails first and waits for another try: none of those goes out during a pause, either"
+    "Every seventh call fails first and is tried again"
     app = Watch(latency=.05, faults=dict(bad_gateway=.15))
     async def go():
         with served(app):
@@ -143,6 +143,21 @@ def test_a_paused_run_makes_no_call_and_loses_nothing(store, how):
             return await task
     run = asyncio.run(go())
     assert whole(store) and set(run.episodes.status) == {'done'} and run.episodes.calls.sum() == 48 and app.mock.counts['good'] == 48
+
+@pytest.mark.parametrize('how', [{}, dict(processes=2)])
+def test_a_call_that_waits_for_another_try_does_not_go_out_during_a_pause(store, how):
+    app = Watch(faults=['retry_after_ms']*2, wait=1.)
+    async def go():
+        with served(app):
+            task = start(store, seeds=range(2), max_turns=2, **how)
+            await until(lambda: len(app.came) == 2)
+            tune(store, 'r', paused=True)
+            await asyncio.sleep(2.5)
+            n = len(app.came)
+            tune(store, 'r', paused=False)
+            return await task,n
+    run,n = asyncio.run(go())
+    assert n == 2 and len(app.came) == 6 and set(run.episodes.status) == {'done'} and set(store.sql('SELECT attempts FROM calls WHERE turn = 1').attempts) == {2}
 
 def test_a_pause_takes_no_time_from_the_run_or_its_episodes(store):
     app = Watch(latency=.05)
