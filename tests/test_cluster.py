@@ -18,7 +18,7 @@ from test_rollout import Dice, Far, once, play, same, store, whole
 def machines():
     "A cluster of one machine, to which others can be added; notices within seconds that one is gone"
     from ray.cluster_utils import Cluster
-    seconds = dict(health_check_period_ms=1000)
+    seconds = cluster.PATIENT | dict(health_check_period_ms=1000)
     for left in (2, 1, 0):
         try: found = Cluster(initialize_head=True, head_node_args=dict(num_cpus=2, include_dashboard=False, _system_config=seconds))
         except Exception as e:
