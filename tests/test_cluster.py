@@ -30,7 +30,10 @@ def machines():
     ray.shutdown()
     found.shutdown()
 
-def players(): return [p for p in psutil.process_iter(['cmdline']) if 'ray::Player' in ' '.join(p.info['cmdline'] or ())]
+def living(store):
+    "Processes that wrote the run and are still actors"
+    pids = {int(o.stem.split('-')[-2]) for o in (store.path/'runs'/'r'/'live').glob('ray*')}
+    return [p for p in psutil.process_iter(['pid', 'cmdline']) if p.pid in pids and 'ray::Player' in ' '.join(p.info['cmdline'] or ())]
 
 def played(store): return store.rows('SELECT count(*) AS n FROM calls_all WHERE verdict IS NOT NULL')[0]['n']
 
@@ -88,7 +91,7 @@ def test_a_cancelled_run_leaves_no_worker_and_goes_on_later(store, whole, machin
         seen,task = [],asyncio.current_task()
         await rollout(store, Far(wait=.1), Agent('dice'), range(8), run_id='r', max_turns=6, executor=Ray(2), concurrency=4, on_turn=stop)
     with pytest.raises(asyncio.CancelledError): asyncio.run(stopped())
-    assert not psutil.wait_procs(players(), timeout=10)[1]
+    assert not psutil.wait_procs(living(store), timeout=10)[1]
     assert {'cancelled'} <= set(store.sql('SELECT status FROM episodes').status) <= {'done', 'cancelled', 'planned'}
     assert same(play(store, Dice(), range(8), resume=True).episodes, whole) and once(store)
 
