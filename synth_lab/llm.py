@@ -16,18 +16,17 @@ from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import numpy as np, orjson
+import numpy as np
 from fastapi import FastAPI
 from fastcore.basics import patch
 from jinja2 import TemplateError
-from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
 from .core import LabError, did_you_mean, new_id
 from .policies import ModelNotFound
-from .serve import REFUSALS, ChatRequest, RequestError, _json, _refusal, _refuse, chunks, error_body, events
+from .serve import REFUSALS, ChatRequest, _json, _refusal, _refuse, chunks, error_body, events, read_request
 from .tools import load_arguments
 
 # %% ../nbs/13e_llm.ipynb #85cc008d
@@ -313,12 +312,6 @@ class LLMRequest(ChatRequest, extra='allow'):
     parallel_tool_calls:bool|None = None     # one call is made at most
     chat_template_kwargs:dict|None = None    # variables of the template
 
-def _read(body):
-    "The request in `body`"
-    try: return LLMRequest.model_validate_json(body)
-    except ValidationError as e: first = e.errors()[0]
-    _refuse('.'.join(map(str, first['loc'][:1])) or 'body', first['msg'], 'see the chat completions API for what this field may hold')
-
 def _check(asked):
     "Refuse what is not done here"
     for k,v in (asked.model_extra or {}).items():
@@ -381,7 +374,7 @@ async def complete(self:LM,
 # %% ../nbs/13e_llm.ipynb #42739e52
 async def _chat(models, request):
     "Answer a chat completions request"
-    asked = _read(await request.body())
+    asked = read_request(await request.body(), LLMRequest)
     if asked.model not in models: raise ModelNotFound(f'there is no model `{asked.model}`', did_you_mean(asked.model, models))
     body = await models[asked.model].complete(asked)
     if not asked.stream: return body

@@ -57,10 +57,11 @@ def _refuse(param, problem, fix):
     raise error from None
 
 def read_request(
-    body:bytes # JSON
-)->ChatRequest: # raises `RequestError` with the field that is wrong
+    body:bytes,            # JSON
+    shape:type=ChatRequest # a model of pydantic
+): # one of `shape`; raises `RequestError` with the field that is wrong
     "The request in `body`"
-    try: return ChatRequest.model_validate_json(body)
+    try: return shape.model_validate_json(body)
     except ValidationError as e:
         first = e.errors()[0]
         _refuse('.'.join(map(str, first['loc'][:1])) or 'body', first['msg'], 'see the chat completions API for what this field may hold')
