@@ -231,6 +231,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                   'synth_lab.client._add': ('client.html#_add', 'synth_lab/client.py'),
                                   'synth_lab.client._add_call': ('client.html#_add_call', 'synth_lab/client.py'),
                                   'synth_lab.client._at': ('client.html#_at', 'synth_lab/client.py'),
+                                  'synth_lab.client._begin': ('client.html#_begin', 'synth_lab/client.py'),
                                   'synth_lab.client._checked_key': ('client.html#_checked_key', 'synth_lab/client.py'),
                                   'synth_lab.client._chunk': ('client.html#_chunk', 'synth_lab/client.py'),
                                   'synth_lab.client._close': ('client.html#_close', 'synth_lab/client.py'),

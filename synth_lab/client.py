@@ -13,7 +13,7 @@ __all__ = ['BASE_URL', 'ERRORS', 'FIXES', 'TOO_LONG', 'MISCALLED', 'SPENT', 'UNI
 # %% ../nbs/04_client.ipynb #5eb3690d
 import asyncio, concurrent.futures, json, os, pkgutil, random, re, sqlite3, time, weakref
 from collections import deque
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -404,6 +404,11 @@ def _rate(endpoint, section):
     file = shared_file(digest([endpoint.url, endpoint.app])) if endpoint.app is None or isinstance(endpoint.app, str) else None
     return Rate(endpoint.name, section.requests_per_minute, section.tokens_per_minute, file)
 
+def _begin(closing):
+    "Close what is open, and do not wait until it is: a task for it would be cancelled before it begins, where a loop ends with its client"
+    with suppress(StopIteration): closing.send(None)
+    closing.close()
+
 def _close(pools):
     "Close the `pools` of a client that is gone, whichever thread or loop this runs in"
     if not pools: return
@@ -412,7 +417,7 @@ def _close(pools):
     for loop,pool in pools.items():
         closing = pool.transport.aclose()
         if loop.is_closed() and not here: run_sync(closing)
-        elif loop.is_closed() or loop is here: here.create_task(closing)
+        elif loop.is_closed() or loop is here: _begin(closing)
         elif loop.is_running(): concurrent.futures.wait([asyncio.run_coroutine_threadsafe(closing, loop)], timeout=1)
         else: closing.close() # a loop that stands still closes nothing
 

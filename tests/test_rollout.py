@@ -12,8 +12,10 @@ from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, Clien
 from synth_lab.core import LabError
 from synth_lab.imports import import_rollout
 from synth_lab.metrics import mean_ci, summary
+from synth_lab.mock import mock
 from synth_lab.replays import film, fork, rerun, seen
 from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync, stream
+from synth_lab.serve import serving
 from synth_lab.traces import Store, StoreError
 from synth_lab.view import Memory, look, observe, parse
 from synth_lab.world import ACTIONS, DIFFICULTIES, World, WorldError, column_row
@@ -1012,3 +1014,9 @@ def test_one_tool_call_that_the_server_could_not_read_costs_its_episode_only(sto
     from synth_lab.client import ToolUseFailed
     run = play(store, failing(1, ToolUseFailed('Failed to call a function', status=400)), range(3), concurrency=1)
     assert sorted(run.episodes.status) == ['done', 'done', 'error']
+
+
+def test_a_loop_that_ends_with_its_client_leaves_no_connection_open(tmp_path, caplog):
+    with serving(mock()) as url: asyncio.run(rollout(Store(tmp_path), AsyncInferenceClient(base_url=url), Agent('mock'), range(4), length=20))
+    gc.collect()
+    assert 'Unclosed' not in caplog.text
