@@ -310,7 +310,8 @@ def _said(mock, n, asked):
     if isinstance(mock.plays, int): return Said(orjson.dumps(dict(actions=rng.choices(ACTIONS, k=mock.plays))).decode())
     if not isinstance(mock.plays, str): return Said(orjson.dumps(dict(actions=list(mock.plays))).decode())
     policy,obs = load_policy(mock.plays, settings().lab/'models'),seen(asked.get('messages') or [])
-    decision = policy.decide(obs, allowed(asked.get('tools')), 1., np.random.default_rng([mock.seed, n]))
+    drawn = asked['seed'] if isinstance(asked.get('seed'), int) else n # the same request with the same seed gets the same reply
+    decision = policy.decide(obs, allowed(asked.get('tools')), 1., np.random.default_rng([mock.seed, abs(drawn)]))
     return Said(orjson.dumps(dict(actions=decision.actions)).decode(), decision.thought)
 
 def _completion(said, shape, n, asked, size):

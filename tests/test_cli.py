@@ -220,14 +220,14 @@ def test_a_replay_says_whether_it_is_exact(place, played):
     assert json.loads(good(f'replay teacher:2:0 --lab {played.path} --json'))['exact']
 
 
-def test_a_run_under_way_is_told_other_numbers(played):
-    said = []
+def test_a_run_under_way_is_told_other_numbers(place):
+    lab,said = Lab(place/'tuned', endpoint='local'),[]
     def tell(event):
-        if not said: said.append(good(f'tune slow --concurrency 1 --token-limit 1000000 --lab {played.path}'))
-    played.rollout_sync('random', range(2), run_id='slow', length=20, on_turn=tell)
+        if not said: said.append(good('tune slow --concurrency 1 --token-limit 1000000 --lab tuned'))
+    lab.rollout_sync('random', range(2), run_id='slow', length=20, on_turn=tell)
     assert said[0] == 'slow: concurrency 1, paused no, token_limit 1000000, cost_limit inf, time_limit inf\n'
-    assert played.controls('slow').concurrency.tolist()[:2] == [32, 1]
-    assert 'is not being played now' in sl(f'tune slow --resume --lab {played.path}').stderr
+    assert lab.controls('slow').concurrency.tolist()[:2] == [32, 1]
+    assert 'is not being played now' in sl('tune slow --resume --lab tuned').stderr
 
 
 def test_judges_of_a_configuration(place, played):
