@@ -1,6 +1,5 @@
 "What the notebook on clusters should not carry: workers, machines and drivers that are killed, stores that are shared in place of a folder"
-import asyncio, os, pickle, signal, subprocess, sys, time, warnings
-from contextlib import suppress
+import asyncio, os, pickle, subprocess, sys, time, warnings
 from pathlib import Path
 
 import duckdb, orjson, psutil, pytest
