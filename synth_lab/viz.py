@@ -256,7 +256,7 @@ def curves(
     seen = pd.concat([g.done[value] for g in found]).astype(float)
     edge = .03*np.ptp(seen)+.2 if len(seen) else 0
     if len(seen): ax.set_ylim(min(0, seen.min())-edge, seen.max()+edge)  # the interval of two worlds would leave no room for anything else
-    ax.set(xlabel='episode, in order of play', ylabel=_of(value, achievements))
+    ax.set(xlabel='episode, in order of play', ylabel=_of(value, None))
     _key(ax, found)
     crosses = ['×: failed, cut short or not over'] if any(len(g.done) < len(g.rows) for g in found) else []
     return _below(fig, 'dots: episodes; bands: 95 % interval of the mean, over worlds', *crosses, *notes)
@@ -547,7 +547,7 @@ def frontier(
         ax.plot([x, x], [o.lo, o.hi], color=g.colour, **move)
         if not move: ax.plot([o.cost_lo, o.cost_hi], [o.value]*2, color=g.colour)
         ax.plot(x, o.value, g.mark, color=g.colour, ms=6, **move)
-    ax.set(xlabel=f'{COSTS[cost]} per episode that counts, with what the others cost', ylabel=_of(value, achievements))
+    ax.set(xlabel=f'{COSTS[cost]} per episode that counts, with what the others cost', ylabel=_of(value, None))
     ax.set_ylim(min(0, ax.get_ylim()[0]))
     _key(ax, found, {g.name:_reached(t.loc[g.name], cost) for g in found}, 
         look=lambda g: dict(color=g.colour, marker=g.mark, markevery=[1], linestyle='', ms=6))

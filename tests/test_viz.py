@@ -197,7 +197,7 @@ def test_the_front_by_trying_all_pairs():
 
 def test_chosen_achievements_are_all_that_counts(many):
     assert viz.counting(many, NAMES[:3]).n_achievements.dropna().tolist() == [len({*o} & {*NAMES[:3]}) for o in many.achievements if isinstance(o, list)]
-    assert 'of 3 chosen' in viz.curves(many, achievements=NAMES[:3]).axes[0].get_ylabel()
+    assert 'of 3 chosen' in viz.curves(many, achievements=NAMES[:3]).axes[0].get_title(loc='left')
     with pytest.raises(MetricsError, match='did you mean `collect_wood`'): viz.curves(many, achievements=['collect_wod'])
 
 
