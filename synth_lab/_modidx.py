@@ -833,6 +833,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '/', 'doc_host': '', 'git_ur
                                 'synth_lab.jobs.Chart': ('jobs.html#chart', 'synth_lab/jobs.py'),
                                 'synth_lab.jobs.Chart.__init__': ('jobs.html#chart.__init__', 'synth_lab/jobs.py'),
                                 'synth_lab.jobs.Chart.__repr__': ('jobs.html#chart.__repr__', 'synth_lab/jobs.py'),
+                                'synth_lab.jobs.Chart._draw': ('jobs.html#chart._draw', 'synth_lab/jobs.py'),
                                 'synth_lab.jobs.Chart._repr_png_': ('jobs.html#chart._repr_png_', 'synth_lab/jobs.py'),
                                 'synth_lab.jobs.Cursor': ('jobs.html#cursor', 'synth_lab/jobs.py'),
                                 'synth_lab.jobs.Cursor.after': ('jobs.html#cursor.after', 'synth_lab/jobs.py'),

@@ -433,22 +433,22 @@ class Explanation:
         return f'{_summary(self.table, self.means)}\n\nEpisodes by `{self.by}`, before → after:\n\n{_bars(self.histogram)}\n\n{_markdown(self.examples)}'
 
 @patch
-def plot(self:Explanation,
-    ax=None # matplotlib axes; None: new ones
-): # the axes
+def plot(self:Explanation): # a `Picture`
     "The histogram as a figure"
-    import matplotlib.pyplot as plt
-    from synth_lab.style import PALETTE, STYLE
+    from synth_lab.style import PALETTE, STYLE, Picture, rc_context # matplotlib, which a filter has no use for
     h = self.histogram
-    with plt.rc_context(STYLE): ax = ax or plt.subplots(figsize=(6, 2.4))[1]
-    ax.bar(h.index, h.before, color='#D0D0D0', label=f'{h.before.sum()} episodes meant')
-    ax.bar(h.index, h.after, color=PALETTE['blue'], label=f'{h.after.sum()} kept')
-    ax.set(xlabel=self.by, ylabel='episodes')
-    if max(map(len, h.index), default=0) > 4: ax.tick_params(axis='x', rotation=60)
-    ax.grid(axis='x', visible=False)
-    ax.yaxis.get_major_locator().set_params(integer=True)
-    ax.legend(loc='lower center', bbox_to_anchor=(.5, 1), ncols=2, frameon=False)
-    return ax
+    with rc_context(STYLE):
+        fig = Picture(6, 2.4)
+        fig.set_layout_engine('constrained')
+        ax = fig.subplots()
+        ax.bar(h.index, h.before, color='#D0D0D0', label=f'{h.before.sum()} episodes meant')
+        ax.bar(h.index, h.after, color=PALETTE['blue'], label=f'{h.after.sum()} kept')
+        ax.set(xlabel=self.by, ylabel='episodes')
+        if max(map(len, h.index), default=0) > 4: ax.tick_params(axis='x', rotation=60)
+        ax.grid(axis='x', visible=False)
+        ax.yaxis.get_major_locator().set_params(integer=True)
+        ax.legend(loc='lower center', bbox_to_anchor=(.5, 1), ncols=2)
+    return fig
 
 @patch
 def explain(self:Selection,

@@ -8,7 +8,7 @@ __all__ = ['STATES', 'Files', 'Models', 'PAGE', 'PANELS', 'Job', 'Jobs', 'State'
            'Update', 'AsyncJob', 'Chart', 'AsyncJobs', 'LearningClient']
 
 # %% ../nbs/12_jobs.ipynb #65c6464f
-import asyncio, io, os, re, sys, time
+import asyncio, os, re, sys, time
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from inspect import iscoroutinefunction
@@ -332,7 +332,7 @@ async def wait(self:AsyncJob,
 
 # %% ../nbs/12_jobs.ipynb #344d3b51
 PANELS = dict(loss=('loss', 'val_loss'), accuracy=('accuracy', 'val_accuracy'), token_accuracy=('token_accuracy',), score=('score', 'return'), reward=('reward',), kl=('kl',))
-_LINES = (('#0072B2', '-'), ('#D55E00', '--')) # two that everybody can tell apart, also where they cover one another
+_LINES = (('blue', '-'), ('vermillion', '--')) # two that everybody can tell apart, also where they cover one another
 
 class Chart:
     "Curves of a job, as a picture"
@@ -345,20 +345,21 @@ class Chart:
     def __repr__(self): return f'{self.title}: {len(self.points)} points'
 
     def _repr_png_(self):
-        from matplotlib.figure import Figure
+        from synth_lab.style import STYLE, Picture, rc_context # matplotlib, which a worker has no use for
         shown = {k:v for k,names in PANELS.items() if (v := [o for o in names if any(p['name'] == o for p in self.points)])}
-        fig,out = Figure(figsize=(3.2*max(1, len(shown)), 2.4), dpi=80, layout='constrained'),io.BytesIO()
-        fig.suptitle(self.title, fontsize=9)
-        for ax,(panel,names) in zip(fig.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items()):
-            for name,(colour,dash) in zip(names, _LINES):
-                ax.plot(*zip(*[(p['step'], p['value']) for p in self.points if p['name'] == name]), color=colour, ls=dash, marker='.', ms=4, label=name)
-            ax.set_xlabel('iteration' if 'score' in shown else self.counts, fontsize=8)
-            ax.set_ylabel(dict(score='achievements, return', accuracy='share of the actions').get(panel, panel), fontsize=8)
-            ax.legend(fontsize=7, frameon=False)
-            ax.spines[['top', 'right']].set_visible(False)
-            ax.tick_params(labelsize=7)
-        fig.savefig(out)
-        return out.getvalue()
+        with rc_context(STYLE):
+            fig = Picture(2.6*max(1, len(shown)), 2.2)
+            fig.set_layout_engine('constrained')
+            fig.suptitle(self.title, fontsize=9)
+            for ax,(panel,names) in zip(fig.subplots(1, max(1, len(shown)), squeeze=False)[0], shown.items()): self._draw(ax, panel, names, 'score' in shown)
+            return fig.png()
+
+    def _draw(self, ax, panel, names, iterations):
+        from synth_lab.style import PALETTE
+        for name,(colour,dash) in zip(names, _LINES):
+            ax.plot(*zip(*[(p['step'], p['value']) for p in self.points if p['name'] == name]), color=PALETTE[colour], ls=dash, marker='.', ms=4, label=name)
+        ax.set(xlabel='iteration' if iterations else self.counts, ylabel=dict(score='achievements, return', accuracy='share of the actions').get(panel, panel))
+        ax.legend()
 
 # %% ../nbs/12_jobs.ipynb #b1d8dcf4
 def _line(event):

@@ -398,7 +398,7 @@ def test_a_lab_of_failures_can_be_explained(tmp_path):
 
 
 def test_the_figure_is_drawn(store):
-    ax = Filter(min_return=1).select(store).explain().plot()
+    ax, = Filter(min_return=1).select(store).explain().plot().axes
     assert [p.get_height() for p in ax.patches] == [1, 2, 1, 1, 0, 1, 1, 1]
 
 
