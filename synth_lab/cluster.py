@@ -15,7 +15,8 @@ from pathlib import Path
 from fastcore.basics import patch
 
 from .core import LabError, redact
-from .rollout import RolloutError, luggage, play_for
+from .episode import RolloutError
+from .rollout import luggage, play_for
 from .traces import RunWriter, Store, StoreError
 
 # %% ../nbs/07b_cluster.ipynb #b73617d2

@@ -23,9 +23,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from .client import ClientError, EndpointDown, EndpointSlow
 from .core import LabError, did_you_mean, digest, publish, redact
 from .dialects import read_usage
+from .episode import FATAL
 from .labels import EpisodeTrace, _turns
 from .metrics import mean_ci
-from .rollout import FATAL
 from .tools import _ending, _sent_calls, _tool, _written_calls, load_arguments, message_text, split_think
 from .traces import _FINAL, Store
 

@@ -17,8 +17,11 @@ from fastcore.basics import patch
 
 from .agent import Agent
 from .client import AsyncInferenceClient, ClientError
+from .control import Budget
 from .core import did_you_mean, new_id, now
-from .rollout import Budget, Live, Play, RolloutError, _begin, _config, _rest, _turn, _write_end, plan_episodes
+from .episode import Play, RolloutError, _turn, _write_end
+from .live import Live
+from .rollout import _begin, _config, _rest, plan_episodes
 from .view import canonical, format, missing, png
 from .viz import Notice, Panel, guarded, styled
 from .watch import SANS, Scene, _button, _html, _image, _words

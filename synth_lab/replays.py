@@ -19,7 +19,7 @@ from fastcore.basics import patch
 from PIL import Image, ImageDraw, ImageFont
 
 from .core import did_you_mean
-from .rollout import Episode, RolloutError
+from .episode import Episode, RolloutError
 from .traces import Store
 from .view import Memory, png
 from .world import ACTIONS, World

@@ -26,9 +26,9 @@ from .client import AsyncInferenceClient, endpoint
 from .configs import SmokeConfig, stand_in
 from .core import LabError, new_id, redact
 from .dialects import read_usage
+from .episode import _ms
 from .lab import Lab
 from .mock import Said, mock
-from .rollout import _ms
 from .serve import _listen, chunks, error_body, events, serving, serving_process
 from .taskapp import cid_in, completed, with_cid
 from .taskclient import AsyncTaskAppClient, missing_for_rl, missing_in_trace

@@ -37,8 +37,8 @@ from .agent import Agent, AgentError, TurnMemory, turn
 from .client import AsyncInferenceClient, ClientError, ContextLength, Endpoint, _url, endpoint
 from .core import LabError, did_you_mean, digest, new_id, redact, settings
 from .dialects import DialectError
+from .episode import call_seed
 from .imports import import_rollout
-from .rollout import call_seed
 from .serve import create_app
 from .tasks import (ALIASES, TASKS, BadRequest, Call, Crafter, Env, Outcome, Sent, TaskAgent, TaskApp, _wrong, calls_of, checked, find_task,
     first_problem, misfit, read_calls)

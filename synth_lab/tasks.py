@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from . import __version__
 from .agent import Agent
 from .core import LabError, did_you_mean
-from .rollout import Episode
+from .episode import Episode
 from .tools import Reply, ToolError, _read, load_arguments
 from .view import format, look, png
 from .world import ACHIEVEMENTS, ACTIONS, DIFFICULTIES, World

@@ -24,8 +24,8 @@ from matplotlib.ticker import MaxNLocator
 from . import labels  # which open a store's episodes
 from .checks import diff
 from .core import LabError
+from .episode import RolloutError
 from .replays import fork, rerun
-from .rollout import RolloutError
 from .tools import message_text
 from .view import png
 from .viz import PALETTE, Notice, Panel, Picture, colours, guarded, styled

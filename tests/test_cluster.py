@@ -9,7 +9,8 @@ from synth_lab import cluster
 from synth_lab.agent import Agent
 from synth_lab.cluster import ClusterError, Mirror, Player, Ray, Shipper, connect
 from synth_lab.core import LabError
-from synth_lab.rollout import RolloutError, rollout
+from synth_lab.episode import RolloutError
+from synth_lab.rollout import rollout
 from synth_lab.traces import Store, _writers
 from test_rollout import Dice, Far, once, play, same, store, whole
 

@@ -8,9 +8,10 @@ import synth_lab.rollout as room
 from synth_lab.agent import Agent
 from synth_lab.client import AsyncInferenceClient, EndpointSlow
 from synth_lab.control import Control, ControlError, LabSpent, controls, tune
+from synth_lab.episode import RolloutError
 from synth_lab.mock import mock
 from synth_lab.rates import Rate, deal
-from synth_lab.rollout import Processes, RolloutError, rollout
+from synth_lab.rollout import Processes, rollout
 from synth_lab.serve import serving
 from synth_lab.traces import Store
 

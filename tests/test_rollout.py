@@ -10,11 +10,12 @@ from synth_lab.agent import Agent
 from synth_lab.client import (AsyncInferenceClient, AuthError, BadRequest, ClientError, ContextLength, EndpointDown, EndpointSlow, ModelNotFoundError,
     PermissionDenied, QuotaSpent, ServerError)
 from synth_lab.core import LabError
+from synth_lab.episode import RolloutError, call_seed
 from synth_lab.imports import import_rollout
 from synth_lab.metrics import mean_ci, summary
 from synth_lab.mock import mock
 from synth_lab.replays import film, fork, rerun, seen
-from synth_lab.rollout import RolloutError, call_seed, rollout, rollout_sync, stream
+from synth_lab.rollout import rollout, rollout_sync, stream
 from synth_lab.serve import serving
 from synth_lab.traces import Store, StoreError
 from synth_lab.view import Memory, look, observe, parse

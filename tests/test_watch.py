@@ -10,11 +10,11 @@ from PIL import Image
 
 from synth_lab import Lab, play as play_room, watch as room
 from synth_lab.client import EndpointDown
+from synth_lab.episode import RolloutError
 from synth_lab.imports import import_rollout
 from synth_lab.metrics import MetricsError
 from synth_lab.play import Session, play
 from synth_lab.replays import film
-from synth_lab.rollout import RolloutError
 from synth_lab.traces import StoreError
 from synth_lab.viz import ERRORS
 from synth_lab.watch import Opened, WatchError, beside, fork_code, shown, so_far, told, watch
