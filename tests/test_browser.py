@@ -135,7 +135,6 @@ class Page:
 def opened(jupyter, browser):
     "Opens a page and runs it, after those that it builds on; a page stays open"
     SHOTS.mkdir(parents=True, exist_ok=True)
-    (SHOTS/'rollout.png').unlink(missing_ok=True)
     url,root = jupyter
     pages = {}
     def page(name, wait=True):
@@ -150,9 +149,12 @@ def opened(jupyter, browser):
     assert {o:p.wrong for o,p in pages.items() if not p.well()} == {}
 
 
-def shot(out, name):
-    "A picture of what is seen, small enough for a page"
-    seen = Image.open(io.BytesIO(out.screenshot()))
+def shot(out, name): keep(out.screenshot(), name)
+
+
+def keep(png, name):
+    "A picture of what was seen, small enough for a page"
+    seen = Image.open(io.BytesIO(png))
     seen.convert('RGB').quantize(128, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(SHOTS/f'{name}.png', optimize=True)
 
 
@@ -192,12 +194,15 @@ def test_a_run_has_a_panel_that_keeps_its_height_and_becomes_a_line(opened):
     out = page.out("lab.rollout('expert'")
     panel = out.locator('table')
     panel.wait_for(timeout=120_000)
+    seen = out.screenshot()
     while panel.count() and not page.tab.evaluate('window.ran'):
+        before = out.screenshot()
         said = panel.evaluate_all("found => found.map(o => [o.offsetHeight, o.innerText])")
+        if any(h and 'turn' in text for h,text in said): seen = before
         heights |= {h for h,text in said if h and 'turn' in text}
-        if len(heights) == 1 and said and not (SHOTS/'rollout.png').exists(): shot(out, 'rollout')
         page.tab.wait_for_timeout(100)
     assert len(heights) < 2
+    keep(seen, 'rollout')
     page.ran()
     line = page.out("lab.rollout('expert'")
     assert line.inner_text().startswith('expert: 12/12 episodes · ') and not line.locator('.jupyter-widgets').count()
