@@ -17,9 +17,9 @@ worked: pipeline
 	.venv/bin/nbdev-clean
 	.venv/bin/python tools/readme.py
 
-# Three processes share the files of tests: many of these wait for processes of their own
+# Two processes share the files of tests
 test: .venv/installed
-	.venv/bin/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+	.venv/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # Half a million steps in lock-step with upstream's Crafter, instead of the 21,600 of `make test`; ten minutes
 oracle: .venv/installed
